@@ -659,6 +659,7 @@ CLI_CALL_S = 2.0
 #: Files and folders that a drain names when it may not touch them.
 CLI_BARRED_SHOWN = 5
 #: Tasks and batches that `plan status` shows to people, and how often it looks again.
+CLI_LOG_BYTES_MAX = 64 * 2**20
 CLI_TASKS_SHOWN = 20
 CLI_BATCHES_SHOWN = 10
 CLI_FOLLOW_S = 1.0
@@ -760,6 +761,8 @@ AGENT_DRAIN_MS = 20_000
 CREW_SILENCE_MS = 45_000
 #: What an aborted task gets between TERM and KILL; the coordinator sends `kill` before that.
 TASK_ABORT_MS = 180_000
+#: After so long without a beat people are told that the coordinator is silent.
+COORDINATOR_SILENCE_SHOWN_MS = 30_000
 #: How long a coordinator sleeps while tasks are out, and while there is nothing to do.
 COORDINATOR_POLL_MS = 1_000
 COORDINATOR_IDLE_MS = 5_000

@@ -55,6 +55,17 @@ def check_plain_name(text: str, what: str = "a name") -> str:
     return text
 
 
+def check_folder_name(text: str, what: str = "a folder") -> str:
+    """Returns the text when it can name one folder that a person made: any printable characters, blanks inside."""
+    size = len(text.encode("utf-8", "surrogatepass"))
+    if not text or size > limits.PATH_PART_BYTES_MAX or not text.isprintable() or "/" in text:
+        allowed = f"1 to {limits.PATH_PART_BYTES_MAX} bytes of printable characters without /"
+        raise _refusal(text, what, f"use {allowed}")
+    if text.startswith(".") or text != text.strip():
+        raise _refusal(text, what, "let it begin with neither a dot nor a blank, and end without a blank")
+    return text
+
+
 def check_request_id(text: str) -> str:
     """Returns the text when a caller may use it as the id of a request."""
     allowed = "letters, digits and . _ : -"

@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 
 from support.fleet_folder import shared_folder
+from watchbill.cli.plan_checking import read_with_bash
+from watchbill.plans.bash_parse import parse_only
 from watchbill.plans.bash_reader import parse_command
-from watchbill.plans.check import check, read_plan
+from watchbill.plans.check import check
 from watchbill.plans.command import argv_of_batch
 from watchbill.plans.syntax import BashSyntax, Mistake, Unchecked
 
@@ -41,7 +43,9 @@ def plan_of(tmp_path: Path, tasks: str, name: str = "p") -> Path:
 @pytest.mark.parametrize("command", WRONG.values(), ids=WRONG)
 def test_a_command_that_bash_cannot_parse_is_an_error_with_its_line(tmp_path: Path, command: str) -> None:
     """PLAN-03: said in the author's words, without anything that Watchbill adds."""
-    checked = read_plan(plan_of(tmp_path, f"### fine\n- command: `true`\n\n### t\n- command: `{command}`\n"))
+    checked = read_with_bash(
+        plan_of(tmp_path, f"### fine\n- command: `true`\n\n### t\n- command: `{command}`\n")
+    )
     [error] = checked.findings.errors
     assert (error.line, "t" in error.text) == (9, True)
     assert "watchbill" not in error.text and "oom" not in error.text
@@ -51,7 +55,7 @@ def test_a_command_that_bash_cannot_parse_is_an_error_with_its_line(tmp_path: Pa
 def test_the_line_of_a_mistake_is_that_of_the_document(tmp_path: Path) -> None:
     """PLAN-03."""
     block = "### t\n```bash\necho one {BATCH_ID}\necho two\nif true; fi\necho four\n```\n"
-    [error] = read_plan(plan_of(tmp_path, block)).findings.errors
+    [error] = read_with_bash(plan_of(tmp_path, block)).findings.errors
     assert error.line == 9
     assert "fi" in error.text
 
@@ -65,7 +69,7 @@ def test_the_line_of_a_mistake_is_that_of_the_document(tmp_path: Path) -> None:
     ],
 )  # fmt: skip
 def test_what_bash_can_parse_is_right(tmp_path: Path, command: str) -> None:
-    assert read_plan(plan_of(tmp_path, f"### t\n- command: `{command}`\n")).findings.errors == []
+    assert read_with_bash(plan_of(tmp_path, f"### t\n- command: `{command}`\n")).findings.errors == []
 
 
 def test_nothing_of_a_command_runs_while_it_is_checked(tmp_path: Path) -> None:
@@ -85,20 +89,22 @@ def test_a_machine_without_bash_says_that_the_syntax_was_not_checked(
 ) -> None:
     """FLEET-13."""
     monkeypatch.setenv("PATH", str(tmp_path))
-    checked = read_plan(plan_of(tmp_path, "### t\n- command: `a && && b`\n### u\n- command: `if true`\n"))
+    checked = read_with_bash(
+        plan_of(tmp_path, "### t\n- command: `a && && b`\n### u\n- command: `if true`\n")
+    )
     assert checked.is_right
     told = [note.text for note in checked.findings.notes if "not checked" in note.text]
     assert told == [f"the syntax of the tasks t, u was not checked: {Unchecked.NO_BASH.value}"]
 
 
 def test_the_time_for_checking_is_bounded() -> None:
-    syntax = BashSyntax(ms_max=0)
+    syntax = BashSyntax(parse_only, 0)
     assert syntax.look_at(parse_command("echo (")) is Unchecked.NO_TIME
 
 
 def test_one_command_of_many_tasks_is_asked_about_once(tmp_path: Path) -> None:
     tasks = "".join(f"### t{number}\n- command: `echo (`\n" for number in range(300))
-    assert len(check("# P\n## Tasks\n" + tasks, None, BashSyntax()).findings.errors) == 100
+    assert len(check("# P\n## Tasks\n" + tasks, None, BashSyntax(parse_only)).findings.errors) == 100
 
 
 def test_lines_are_counted_from_the_authors_first_also_with_batch_size(tmp_path: Path) -> None:
@@ -107,7 +113,7 @@ def test_lines_are_counted_from_the_authors_first_also_with_batch_size(tmp_path:
     argv = argv_of_batch(command, [lambda _: "x"], str(tmp_path / "done"))
     done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=60)
     assert "line 2: no_such_program_here" in done.stderr
-    assert isinstance(BashSyntax().look_at(parse_command("true\necho (")), Mistake)
+    assert isinstance(BashSyntax(parse_only).look_at(parse_command("true\necho (")), Mistake)
 
 
 # ------------------------------------------------------------------ quotes and blocks

@@ -72,9 +72,12 @@ class FleetFolder:
 
     # ------------------------------------------------------------ the command line
 
-    def run(self, *words: str, timeout_s: float = 4 * PATIENCE_S) -> subprocess.CompletedProcess[str]:
+    def run(
+        self, *words: str, timeout_s: float = 4 * PATIENCE_S, **environment: str
+    ) -> subprocess.CompletedProcess[str]:
+        env = {**self.environment(), **environment}
         return subprocess.run(
-            [sys.executable, "-m", "watchbill", *words], env=self.environment(), cwd=self.home, text=True,
+            [sys.executable, "-m", "watchbill", *words], env=env, cwd=self.home, text=True,
             capture_output=True, check=False, timeout=timeout_s,
         )  # fmt: skip
 
@@ -91,6 +94,9 @@ class FleetFolder:
         done = self.plan("status", batch, "--json")
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout)
+
+    def status_of_all(self) -> dict[str, Any]:
+        return json.loads(self.plan("status", "--json").stdout)
 
     def wait(self, batch: str, seconds: float = 4 * PATIENCE_S) -> int:
         return self.plan("wait", batch, "--timeout", str(seconds), "--quiet").returncode

@@ -34,6 +34,7 @@ IMPURE_CALLS = {"open", "print", "input", "id", "hash"}
 #: Who may start processes, and why.
 STARTERS = {
     "watchbill.processes": "its purpose",
+    "watchbill.plans.bash_parse": "asks `bash -n`, also on a machine with nothing but the standard library",
     "watchbill.engines.scripted_server": "plays an engine that forks away from its guard; it is a program of its own",
 }
 STARTING_MODULES = {"subprocess", "multiprocessing", "pty"}

@@ -189,14 +189,20 @@ def logs(
     attempt: Annotated[
         int | None, Parameter(show_default=False, help="Which attempt. Default: the last.")
     ] = None,
+    follow: Annotated[
+        bool, follow_option("Print what it writes, about every 5 s, until it has ended.")
+    ] = False,
+    json: _Json = False,
     root: FleetRoot = None,
     quiet: _Quiet = False,
 ) -> int:
-    """Print what a task wrote.
+    """Print what a task wrote, and its result; of a task that runs, the end of what it has written so far.
 
     Example: watchbill plan logs transcribe_v1
     """
-    return plan_batches.show_logs(task, batch=batch, attempt=attempt, root=root, quiet=quiet)
+    return plan_batches.show_logs(
+        task, batch=batch, attempt=attempt, root=root, quiet=quiet, follows=follow, json=json
+    )
 
 
 @app.command

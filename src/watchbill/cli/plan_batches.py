@@ -2,12 +2,16 @@
 
 import json as jsonlib
 import secrets
+import shlex
+import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from typing import cast
 
 from watchbill import limits
 from watchbill.cli.fleet_root import open_fleet
-from watchbill.cli.plan_checking import WRONG, tell
+from watchbill.cli.plan_checking import WRONG, read_with_bash, tell
 from watchbill.cli.plan_submitting import read_inputs
 from watchbill.cli.plan_views import (
     BatchView,
@@ -22,6 +26,7 @@ from watchbill.cli.plan_views import (
 )  # fmt: skip
 from watchbill.cli.terminal import Column, Terminal, plain
 from watchbill.errors import OursError
+from watchbill.fleet import places
 from watchbill.fleet.disk import FolderDisk
 from watchbill.fleet.ledger import Effect, Ledger, Phase
 from watchbill.fleet.opening import reopening
@@ -32,7 +37,6 @@ from watchbill.fleet.results import ResultReader
 from watchbill.fleet.resuming import Change, Reason, carry_over, reason_of
 from watchbill.names import file_stem
 from watchbill.plans.batch import shared_inputs
-from watchbill.plans.check import read_plan
 
 __all__ = [
     "asked",
@@ -137,26 +141,125 @@ def list_batches(*, json: bool, root: Path | None, quiet: bool) -> int:
 # ------------------------------------------------------------------ logs
 
 
-def show_logs(task: str, *, batch: str | None, attempt: int | None, root: Path | None, quiet: bool) -> int:
-    """`plan logs`: the output of a task's last attempt, or of the one that is named."""
+@dataclass(frozen=True, slots=True)
+class _Attempt:
+    """An attempt of a task, and where its files are."""
+
+    task: str
+    number: int
+    folder: Path
+    ledger: Ledger
+
+    @property
+    def runs(self) -> bool:
+        return (
+            self.number == self.ledger.state(self.task).attempt
+            and self.ledger.phase(self.task) is Phase.ISSUED
+        )
+
+    def file(self, name: str) -> bytes:
+        """What it left under this name; nothing where there is no such file."""
+        try:
+            with (self.folder / name).open("rb") as opened:
+                return opened.read(limits.CLI_LOG_BYTES_MAX)
+        except (FileNotFoundError, NotADirectoryError):
+            return b""
+
+
+def show_logs(
+    task: str,
+    *,
+    batch: str | None,
+    attempt: int | None,
+    root: Path | None,
+    quiet: bool,
+    follows: bool = False,
+    json: bool = False,
+) -> int:
+    """`plan logs`: the output and the result of a task's last attempt, or of the one that is named."""
     folder, disk = open_fleet(root)
     terminal = Terminal(quiet=quiet)
     place, ledger = batch_of_task(disk, task, batch)
-    state = ledger.state(task)
-    number = state.attempt if attempt is None else attempt
-    if not 1 <= number <= state.attempt:
-        raise OursError(f"{task} of {place.batch} has no attempt {number}: it has had {state.attempt}")
-    own = folder / place.folder / "tasks" / file_stem(task) / f"a{number}"
-    found = [own / name for name in ("stdout", "stderr") if (own / name).is_file()]
-    for file in found:
-        terminal.note(f"--- {plain(file)}")
-        with file.open("rb") as opened:
-            while piece := opened.read(limits.CLI_LOG_TAIL_BYTES_MAX):
-                terminal.write(piece.decode("utf-8", "replace"))
-    if not found:
-        tail = _tail_of(disk, ledger, task, number).rstrip("\n")
-        terminal.show(plain(tail or "the attempt wrote nothing that was kept"))
+    if follows:
+        ledger = _follow_task(folder, disk, place, task, terminal)
+    found = _attempt_of(folder, place, ledger, task, attempt)
+    if found is None:
+        state = ledger.phase(task).value
+        terminal.show(plain(f"{task} of {place.batch} has had no attempt yet: it is {state}"))
+    elif json:
+        terminal.show(jsonlib.dumps(_log_fields(disk, place, found)))
+    else:
+        _print_log(disk, found, terminal)
     return 0
+
+
+def _attempt_of(
+    folder: Path, place: BatchPlace, ledger: Ledger, task: str, wanted: int | None
+) -> _Attempt | None:
+    """The attempt that is meant; None where there was none at all. Raises OursError for a number that it has not."""
+    had = ledger.state(task).attempt
+    if not had and wanted is None:
+        return None
+    number = had if wanted is None else wanted
+    if not 1 <= number <= had:
+        raise OursError(f"{task} of {place.batch} has no attempt {number}: it has had {had}")
+    own = folder / place.folder / "tasks" / file_stem(task) / f"a{number}"
+    return _Attempt(task, number, own, ledger)
+
+
+def _print_log(disk: FolderDisk, attempt: _Attempt, terminal: Terminal) -> None:
+    kept = {name: content for name in ("stdout", "stderr", "result.json") if (content := attempt.file(name))}
+    for name, content in kept.items():
+        terminal.note(f"--- {plain(attempt.folder / name)}")
+        terminal.write(content.decode("utf-8", "replace"))
+        if not content.endswith(b"\n"):
+            terminal.write("\n")
+    if kept:
+        return
+    if attempt.runs:
+        terminal.note(f"--- {attempt.task} still runs; the end of what it has written so far")
+        terminal.show(
+            plain(attempt.file(places.SO_FAR).decode("utf-8", "replace").rstrip("\n") or "nothing so far")
+        )
+        return
+    tail = _tail_of(disk, attempt.ledger, attempt.task, attempt.number).rstrip("\n")
+    so_far = attempt.file(places.SO_FAR).decode("utf-8", "replace").rstrip("\n")
+    terminal.show(plain(tail or so_far or "the attempt wrote nothing that was kept"))
+
+
+def _log_fields(disk: FolderDisk, place: BatchPlace, attempt: _Attempt) -> dict[str, object]:
+    texts = {
+        name: attempt.file(name).decode("utf-8", "replace") for name in ("stdout", "stderr", places.SO_FAR)
+    }
+    try:
+        result = cast("object", jsonlib.loads(attempt.file("result.json") or b"null"))
+    except ValueError:
+        result = None
+    tail = "" if attempt.runs else _tail_of(disk, attempt.ledger, attempt.task, attempt.number)
+    return {
+        "batch": place.batch, "task": attempt.task, "attempt": attempt.number,
+        "state": "running" if attempt.runs else attempt.ledger.phase(attempt.task).value, **texts, "tail": tail,
+        "result": result,
+    }  # fmt: skip
+
+
+def _follow_task(folder: Path, disk: FolderDisk, place: BatchPlace, task: str, terminal: Terminal) -> Ledger:
+    """Print what a task writes, as its agent shows it, until it has ended."""
+    follower, before = Follower(disk, place), ""
+    while True:
+        ledger = follower.read()
+        found = _attempt_of(folder, place, ledger, task, None)
+        if (
+            found is not None
+            and (now := found.file(places.SO_FAR).decode("utf-8", "replace"))
+            and now != before
+        ):
+            terminal.write(now[len(before) :] if now.startswith(before) else now)
+            before = now
+        if ledger.phase(task) not in (Phase.WAITING, Phase.READY, Phase.ISSUED):
+            terminal.note(f"--- {plain(task)} is {ledger.phase(task).value}")
+            return ledger
+        time.sleep(limits.CLI_FOLLOW_S)
 
 
 def _tail_of(disk: FolderDisk, ledger: Ledger, task: str, attempt: int) -> str:
@@ -192,6 +295,11 @@ def cancel_batch(batch: str, *, root: Path | None, quiet: bool) -> int:
     """`plan cancel`."""
     folder, disk = open_fleet(root)
     place = find_batch(disk, batch)
+    if BatchView(disk, place).look().state is BatchState.NOT_SUBMITTED:
+        raise OursError(
+            f"{place.batch} was not submitted as a whole, there is nothing to cancel",
+            hint=f"remove it: rm -r {shlex.quote(str(folder / place.folder))}",
+        )
     if not place.is_active and not place.is_submitted:
         raise OursError(f"{place.batch} has ended, there is nothing to cancel")
     ask_to_cancel(disk, place.batch)
@@ -234,7 +342,7 @@ def resume_batch(
         raise OursError(
             f"{place.batch} still runs", hint=f"cancel it first: watchbill plan cancel {place.batch}"
         )
-    checked = read_plan(folder / "plans" / place.plan / "plan.md")
+    checked = read_with_bash(folder / "plans" / place.plan / "plan.md")
     if not checked.is_right:
         tell(folder / "plans" / place.plan / "plan.md", checked, terminal, json=json)
         return WRONG

@@ -9,12 +9,14 @@ from pathlib import Path
 from watchbill.cli.fleet_root import FLEET_VARIABLE
 from watchbill.cli.terminal import Terminal, plain
 from watchbill.errors import ConfigError, NameRefused, Problem
-from watchbill.names import check_plain_name
+from watchbill.names import check_folder_name
+from watchbill.plans.bash_parse import parse_only
 from watchbill.plans.check import Checked, read_plan
 from watchbill.plans.draw import mermaid
 from watchbill.plans.findings import Finding
+from watchbill.plans.syntax import BashSyntax
 
-__all__ = ["WRONG", "check_plan", "count", "draw_plan", "find_plan", "tell"]
+__all__ = ["WRONG", "check_plan", "count", "draw_plan", "find_plan", "read_with_bash", "tell"]
 
 WRONG = 2
 PLAN_FILE = "plan.md"
@@ -23,7 +25,7 @@ PLAN_FILE = "plan.md"
 def check_plan(plan: str, *, json: bool, root: Path | None, quiet: bool) -> int:
     """`plan check`."""
     file, terminal = find_plan(plan, root), Terminal(quiet=quiet)
-    checked = read_plan(file)
+    checked = read_with_bash(file)
     tell(file, checked, terminal, json=json)
     return 0 if checked.is_right else WRONG
 
@@ -31,12 +33,17 @@ def check_plan(plan: str, *, json: bool, root: Path | None, quiet: bool) -> int:
 def draw_plan(plan: str, *, root: Path | None, quiet: bool) -> int:
     """`plan graph`."""
     file, terminal = find_plan(plan, root), Terminal(quiet=quiet)
-    checked = read_plan(file)
+    checked = read_with_bash(file)
     if not checked.is_right:
         tell(file, checked, terminal)
         return WRONG
     terminal.show(mermaid(checked.plan.tasks))
     return 0
+
+
+def read_with_bash(file: Path) -> Checked:
+    """Read and check a plan, and have bash parse its commands."""
+    return read_plan(file, BashSyntax(parse_only))
 
 
 def find_plan(named: str, root: Path | None, environment: Mapping[str, str] = os.environ) -> Path:
@@ -58,7 +65,7 @@ def find_plan(named: str, root: Path | None, environment: Mapping[str, str] = os
 
 def _in_root(named: str, root: Path | None) -> list[Path]:
     try:
-        return [] if root is None else [root / "plans" / check_plain_name(named, "a plan") / PLAN_FILE]
+        return [] if root is None else [root / "plans" / check_folder_name(named, "a plan") / PLAN_FILE]
     except NameRefused:
         return []  # a path: it means a folder or a file
 

@@ -48,7 +48,9 @@ VERBS = {
     "status": Verb((0, 1), {**_JSON, "--follow": _FLAG, "-f": _FLAG}),
     "wait": Verb((1, 1), {**_COMMON, "--timeout": Kind(read=float)}),
     "list": Verb((0, 0), _JSON),
-    "logs": Verb((1, 1), {**_COMMON, "--batch": _TEXT, "--attempt": Kind(read=int)}),
+    "logs": Verb(
+        (1, 1), {**_JSON, "--batch": _TEXT, "--attempt": Kind(read=int), "--follow": _FLAG, "-f": _FLAG}
+    ),
     "cancel": Verb((1, 1), _COMMON),
     "retry": Verb((1, 1_000), {**_COMMON, "--batch": _TEXT}),
     "resume": Verb((1, 1), {**_JSON, "--explain": _FLAG, "--set": _SET}),
@@ -201,7 +203,10 @@ def _logs(asked: Asked, root: Path | None, quiet: bool) -> int:
 
     attempt = asked.one("--attempt")
     number = attempt if isinstance(attempt, int) else None
-    return show_logs(asked.words[0], batch=_text(asked, "--batch"), attempt=number, root=root, quiet=quiet)
+    return show_logs(
+        asked.words[0], batch=_text(asked, "--batch"), attempt=number, root=root, quiet=quiet,
+        follows=asked.flag("--follow", "-f"), json=asked.flag("--json"),
+    )  # fmt: skip
 
 
 def _cancel(asked: Asked, root: Path | None, quiet: bool) -> int:

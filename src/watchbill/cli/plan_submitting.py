@@ -3,10 +3,12 @@
 Paths are stored so that other machines can use them: an input in the shared folder is stored relative to it.
 """
 
+import contextlib
 import json as jsonlib
 import os
 import secrets
 import shlex
+import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -15,7 +17,7 @@ from pathlib import Path, PurePosixPath
 from watchbill import limits
 from watchbill.cli.fleet_root import find_fleet
 from watchbill.cli.plan_agents import Agents
-from watchbill.cli.plan_checking import WRONG, find_plan, tell
+from watchbill.cli.plan_checking import WRONG, find_plan, read_with_bash, tell
 from watchbill.cli.plan_views import coordinator_of, fleet_command
 from watchbill.cli.terminal import Terminal, plain
 from watchbill.errors import OursError
@@ -33,7 +35,7 @@ from watchbill.plans.batch import (
     settle_inputs,
     shared_inputs,
 )  # fmt: skip
-from watchbill.plans.check import Plan, read_plan
+from watchbill.plans.check import Plan
 from watchbill.plans.command import shown_command
 from watchbill.plans.expand import items_at, values_of
 from watchbill.plans.placeholders import Placeholder, fill
@@ -59,7 +61,7 @@ def submit_plan(submission: Submission, *, dry_run: bool, json: bool, root: Path
     """`plan submit`. Nothing is written for a plan that cannot be run."""
     folder, terminal = find_fleet(root), Terminal(quiet=quiet)
     file = find_plan(submission.plan, folder)
-    checked = read_plan(file)
+    checked = read_with_bash(file)
     given = read_inputs(submission.pairs, submission.inputs)
     agents = Agents.joined(FolderDisk(folder))
     settled = settle_inputs(checked.plan, given) if checked.is_right else {}
@@ -124,8 +126,20 @@ def _name_in(folder: Path, file: Path) -> str:
 
 
 def _write(folder: Path, order: ExecutePlan) -> None:
+    """Submit a batch: all of it or nothing. Raises OSError."""
     make_fleet(folder)
     disk = FolderDisk(folder)
+    try:
+        _put(disk, order)
+    except OSError:
+        # Whether or not the last file is there: nobody was told the batch's name, and nobody shall find half of it.
+        with contextlib.suppress(OSError):
+            disk.remove(f"{places.INBOX}/{order.batch}.json")
+        shutil.rmtree(folder / places.batch_folder(order.plan, order.batch), ignore_errors=True)
+        raise
+
+
+def _put(disk: FolderDisk, order: ExecutePlan) -> None:
     own = places.batch_folder(order.plan, order.batch)
     for name in _FOLDERS:
         disk.make_folder(f"{own}/{name}")

@@ -5,6 +5,7 @@ import shlex
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from datetime import datetime
 from pathlib import Path
 
 from watchbill import limits
@@ -14,8 +15,9 @@ from watchbill.files.host import boot_id
 from watchbill.fleet import places
 from watchbill.fleet.board import Board, Holdings
 from watchbill.fleet.disk import FolderDisk
+from watchbill.fleet.entries import Cause
 from watchbill.fleet.heartbeat import HELD, Heartbeat, HeldWhy, OnHold, Pulse, heartbeats, kernel_says
-from watchbill.fleet.progress import BatchProgress, BatchState, TaskStage, progress_of
+from watchbill.fleet.progress import BatchProgress, BatchState, TaskLine, TaskStage, progress_of
 from watchbill.fleet.reading import BatchPlace, Follower, batches_of, refusal_of
 from watchbill.fleet.requests import has_request
 from watchbill.fleet.values import Fields, fields_of
@@ -28,6 +30,7 @@ __all__ = [
 
 _STYLES = {
     BatchState.COMPLETE: "green", BatchState.PARTIAL: "yellow", BatchState.FAILED: "red", BatchState.REFUSED: "red",
+    BatchState.NOT_SUBMITTED: "red",
     BatchState.RUNNING: "cyan", BatchState.SUBMITTED: "dim", BatchState.CANCELLED: "dim",
 }  # fmt: skip
 _PARTS = {
@@ -55,8 +58,13 @@ class CoordinatorView:
         True  # known to be dead, or there never was one; a coordinator of another machine may be alive
     )
 
+    silent_ms: int = 0  # since its record was last written, by this machine's clock
+
     def fields(self) -> dict[str, object]:
-        return {"host": self.host, "pid": self.pid, "epoch": self.epoch, "is_dead": self.is_dead}
+        return {
+            "host": self.host, "pid": self.pid, "epoch": self.epoch, "is_dead": self.is_dead,
+            "silent_ms": self.silent_ms,
+        }  # fmt: skip
 
 
 def coordinator_of(disk: FolderDisk) -> CoordinatorView:
@@ -66,7 +74,16 @@ def coordinator_of(disk: FolderDisk) -> CoordinatorView:
     except (FileNotFoundError, ValueError, NotAFile):
         return CoordinatorView()
     pulse = Pulse.of(fields)
-    return CoordinatorView(fields.text("host"), pulse.pid, fields.whole("epoch"), _is_known_dead(pulse))
+    is_dead, silent_ms = _is_known_dead(pulse), _age_ms(disk.root / places.COORDINATOR)
+    return CoordinatorView(fields.text("host"), pulse.pid, fields.whole("epoch"), is_dead, silent_ms)
+
+
+def _age_ms(file: Path) -> int:
+    """How old a file is, as far as the clocks agree."""
+    try:
+        return max(0, round((time.time() - file.stat().st_mtime) * 1000))
+    except FileNotFoundError:
+        return 0
 
 
 def _is_known_dead(pulse: Pulse) -> bool:
@@ -141,12 +158,20 @@ class BatchView:
             living = {name: beat for name, beat in heartbeats(self._disk).items() if beat.may_live}
             found = progress_of(ledger, Board(self._disk).look_around(), living)
             return replace(found, state=BatchState.RUNNING) if is_to_go_on else found
-        return _without_journal(self._disk, self._place)
+        found = _without_journal(self._disk, self._place)
+        if found.state is BatchState.NOT_SUBMITTED and self._follower.read().is_open:
+            return self.look()  # opened between the two looks
+        return found
 
     @property
     def root(self) -> Path:
         """The shared folder."""
         return self._disk.root
+
+    @property
+    def disk(self) -> FolderDisk:
+        """The way to read it."""
+        return self._disk
 
     @property
     def refusal(self) -> str:
@@ -160,7 +185,7 @@ def _without_journal(disk: FolderDisk, place: BatchPlace) -> BatchProgress:
     try:
         fields = fields_of(disk.read(f"{place.folder}/RUN_SUMMARY.json", limits.SLIP_BYTES_MAX))
     except (FileNotFoundError, ValueError, NotAFile):
-        state = BatchState.REFUSED if refusal else BatchState.SUBMITTED
+        state = BatchState.REFUSED if refusal else _submitted(disk, place.batch)
         return BatchProgress(place.batch, place.plan, state, {}, [])
     listed = fields.mapping("counts")
     counts = {
@@ -168,7 +193,16 @@ def _without_journal(disk: FolderDisk, place: BatchPlace) -> BatchProgress:
     }
     outcome = fields.text("outcome")
     state = next((each for each in BatchState if each.value == outcome), BatchState.FAILED)
+    if fields.flag("is_cancelled"):
+        state = BatchState.CANCELLED
     return BatchProgress(place.batch, place.plan, state, counts, [])
+
+
+def _submitted(disk: FolderDisk, batch: str) -> BatchState:
+    """Whether a batch without a journal waits for a coordinator, or was never submitted as a whole."""
+    # The inbox first: a coordinator moves the file from there to the active ones.
+    is_there = any(f"{batch}.json" in disk.names(folder) for folder in (places.INBOX, places.ACTIVE))
+    return BatchState.SUBMITTED if is_there else BatchState.NOT_SUBMITTED
 
 
 def show_batch(view: BatchView, terminal: Terminal, *, tasks_max: int) -> BatchProgress:
@@ -183,6 +217,8 @@ def _lines(progress: BatchProgress, view: BatchView, terminal: Terminal, tasks_m
     yield f"{plain(progress.batch)}  {plain(progress.plan)}  {state}{_times(progress)}"
     if refusal := view.refusal:
         yield plain(refusal)
+    if not progress.state.has_ended and (silence := _told_coordinator(view)):
+        yield plain(silence)
     yield from _told_holds(progress, view.root)
     if progress.total:
         yield f"{_bar(progress, terminal)}  {_counted(progress)}"
@@ -198,12 +234,12 @@ def _lines(progress: BatchProgress, view: BatchView, terminal: Terminal, tasks_m
         for each in progress.tasks
         if each.state in (TaskStage.RUNNING, TaskStage.FAILED, TaskStage.MANUAL)
     ]
-    told += [each for each in progress.tasks if each.unclaimed is not None]
+    told += [each for each in progress.tasks if each.unclaimed is not None or each.again_at is not None]
     told += [each for each in progress.tasks if each.state is TaskStage.SKIPPED]
     if told:
         rows = [
             [plain(each.id), each.state, str(each.attempt), plain(each.agent), _exit(each.exit),
-             plain(f"because of {each.culprit}" if each.culprit else each.why)]
+             plain(_why(each))]
             for each in told[:tasks_max]
         ]  # fmt: skip
         columns = [
@@ -213,6 +249,34 @@ def _lines(progress: BatchProgress, view: BatchView, terminal: Terminal, tasks_m
         yield from ("", *terminal.table(columns, rows))
         if len(told) > tasks_max:
             yield f"{len(told) - tasks_max:,} more; --json lists all"
+
+
+def _why(task: TaskLine) -> str:
+    """Why a task is where it is: in words, with the last line of its error."""
+    if task.culprit:
+        return f"because of {task.culprit}"
+    if task.held is Cause.LOSSES:
+        return f"losses: its agent died {limits.LOSSES_MAX} times while it ran"
+    again = "" if task.again_at is None else f"again at {_clock(task.again_at)}; "
+    said = f"{task.why}: {task.error}" if task.error and task.unclaimed is None else task.why
+    return again + said
+
+
+def _clock(wall_ms: int) -> str:
+    return datetime.fromtimestamp(wall_ms / 1000).astimezone().strftime("%H:%M:%S")
+
+
+def _told_coordinator(view: "BatchView") -> str:
+    """That nobody takes care of a batch; "" where somebody does."""
+    brain = coordinator_of(view.disk)
+    if brain.is_dead:
+        return f"no coordinator runs; start one: {fleet_command(view.root, 'coordinator')}"
+    if brain.silent_ms > limits.COORDINATOR_SILENCE_SHOWN_MS:
+        return (
+            f"the coordinator (host {brain.host or '?'}, pid {brain.pid}) has been silent for "
+            f"{format_millis(brain.silent_ms)}: it hangs, or its machine does"
+        )
+    return ""
 
 
 def _told_holds(progress: BatchProgress, root: Path) -> list[str]:
@@ -323,7 +387,11 @@ def show_overview(found: Overview, terminal: Terminal) -> None:
     if brain.is_dead:
         terminal.show(f"coordinator: none; start one: {fleet_command(found.root, 'coordinator')}")
     else:
-        terminal.show(f"coordinator: {plain(brain.host)}, pid {brain.pid}, epoch {brain.epoch}")
+        silent = brain.silent_ms > limits.COORDINATOR_SILENCE_SHOWN_MS
+        since = (
+            f", silent for {format_millis(brain.silent_ms)}: it hangs, or its machine does" if silent else ""
+        )
+        terminal.show(f"coordinator: {plain(brain.host)}, pid {brain.pid}, epoch {brain.epoch}{since}")
     living = [each for each in found.agents if not each.is_dead]
     for each in living:
         constraints = [str(word) for word in each.constraints if word != HELD]

@@ -102,6 +102,7 @@ class Agent:
         self._watch: Watch | None = None
         self._running: dict[str, _Running] = {}  # by the id of the job
         self._finished: deque[Finished] = deque()
+        self._said_so_far: dict[str, str] = {}  # job -> the end of its output, not shown yet
         self._givings: set[asyncio.Task[None]] = set()  # talks with the host daemon about loans
         self._obeying: list[Signal] = []  # abort and kill, until their task has ended
         self._pulse = Pulse(boot_id(), os.getpid(), start_time(os.getpid()) or 0, 0)
@@ -346,7 +347,7 @@ class Agent:
             await self._files.do(lambda: desk.give_back(prepared.name, _now_ms()))
             return
         self._running[job.id] = _Running(prepared, datetime.now(UTC))
-        self._beat_due_at = min(self._beat_due_at, self._reached_at + limits.AGENT_INTERNAL_MS / 1000)
+        self._beat_soon()
         _WORKER.info("started %s of %s, attempt %s", slip.task, slip.batch, slip.attempt)
         _WORKER.debug("%s: class=%s vram_mb=%d timeout_ms=%s items=%d", slip.task, prepared.task_class.value,
                       slip.vram_mb, job.timeout_ms, len(slip.items))  # fmt: skip
@@ -388,16 +389,19 @@ class Agent:
                 _LOG.error("processes %s of %s survive SIGKILL", pids, job)
             case LeaseHeard(number):
                 self._lease_heard = number
-            case Measured(job, output, written, cpu_ms, rss_bytes):
+            case Measured(job, output, written, cpu_ms, rss_bytes, tails):
                 if (task := self._running.get(job)) is not None:
                     task.rss_bytes = rss_bytes
                     task.headway = Headway(output, written, cpu_ms, task.headway.touched)
+                    if tails:
+                        self._said_so_far[job] = "".join(tails)
 
     def _on_start(self, job: str, pid: int) -> None:
         task = self._running.get(job)
         if task is None:
             return
         task.pid = pid
+        self._beat_soon()
         if task.prepared.task_class is TaskClass.SCRIPT:
             self._in_background(self._memory.used_by(job, pid))
 
@@ -417,7 +421,8 @@ class Agent:
 
     def _finish(self, ended: Ended, peak_vram_mb: int) -> None:
         task = self._running.pop(ended.id)
-        self._beat_due_at = min(self._beat_due_at, self._reached_at + limits.AGENT_INTERNAL_MS / 1000)
+        self._said_so_far.pop(ended.id, None)
+        self._beat_soon()
         if not task.is_revoked:
             self._finished.append(Finished(task.prepared, ended, task.fate, peak_vram_mb))
         self._work.set()
@@ -441,6 +446,7 @@ class Agent:
         for signal in look.signals:
             await self._obey(desk, signal)
         await self._confirm(desk)
+        await self._show_output_so_far(desk)
         self._end_hold_in_time()
         self._tell_health()
         if time.monotonic() >= self._beat_due_at or self._fault is not None:
@@ -453,6 +459,17 @@ class Agent:
         if self._health is not before:
             level = logging.WARNING if self._health is Health.CONSTRAINED else logging.INFO
             _LOG.log(level, "the device is %s", self._health.value)
+
+    def _beat_soon(self) -> None:
+        """What people see has changed; not more often than the cycle goes."""
+        self._beat_due_at = min(self._beat_due_at, self._reached_at + limits.AGENT_INTERNAL_MS / 1000)
+
+    async def _show_output_so_far(self, desk: Desk) -> None:
+        """Let people see what running tasks have written. A folder that does not take it has taken no result either."""
+        said, self._said_so_far = self._said_so_far, {}
+        shown = [(self._running[job].prepared, text) for job, text in said.items() if job in self._running]
+        if shown:
+            await self._files.do(lambda: desk.show_so_far(shown))
 
     def _mind_the_guard(self) -> None:
         """Replaces a guard that is dead or does not answer."""
@@ -635,11 +652,12 @@ class Agent:
 
     def _as_fields(self, job: str, task: _Running) -> dict[str, object]:
         slip = task.prepared.slip
+        pid = os.getpid() if job in self._model_work else task.pid
         return {
             "worker_id": job, "task_id": slip.task, "batch_id": slip.batch, "attempt": slip.attempt,
             "task_class": task.prepared.task_class.value, "task_name": slip.task, "vram_estimate_mb": slip.vram_mb,
             "peak_vram_mb": self._memory.peak_mb(job), "peak_rss_mb": task.rss_bytes // 2**20,
-            "pid": task.pid, "started_at": task.began.isoformat(timespec="seconds"),
+            "pid": pid, "started_at": task.began.isoformat(timespec="seconds"),
             "progress": self._headway(job, task).fields(),
         }  # fmt: skip
 

@@ -24,7 +24,7 @@ from watchbill.fleet.disk import Disk
 from watchbill.fleet.entries import Approve, Cause, Deny, Entry, Reopen
 from watchbill.fleet.ledger import Ledger, Phase
 from watchbill.fleet.values import Fields, fields_of
-from watchbill.names import check_plain_name
+from watchbill.names import check_folder_name, check_plain_name
 
 __all__ = [
     "Answer",
@@ -141,7 +141,7 @@ class Answer:
             raise OursError("the answer is not one of format 1", hint="send it with this version")
         return cls(
             check_plain_name(fields.text("id"), "a request"), check_plain_name(fields.text("batch"), "a batch"),
-            check_plain_name(fields.text("plan"), "a plan"), verdict, cast("Mapping[str, str]", tasks),
+            check_folder_name(fields.text("plan"), "a plan"), verdict, cast("Mapping[str, str]", tasks),
             fields.text("who"), fields.text("reason"),
         )  # fmt: skip
 

@@ -26,7 +26,18 @@ from watchbill.fleet.rules import Action
 from watchbill.fleet.signals import Signal
 from watchbill.fleet.slips import Slip
 from watchbill.fleet.values import Fields
-from watchbill.fleet.work import CannotCage, Finished, NotForUs, Prepared, Setting, conclude, prepare, touched
+from watchbill.fleet.work import (
+    CannotCage,
+    Finished,
+    NotForUs,
+    Prepared,
+    Setting,
+    conclude,
+    hide_so_far,
+    prepare,
+    show_so_far,
+    touched,
+)
 
 __all__ = ["Desk", "Look", "Round"]
 
@@ -69,6 +80,7 @@ class Desk:
         self._board = Board(self._disk)
         self._log: ResultLog | None = None
         self._unreported: list[Result] = []
+        self._shown: set[str] = set()  # slips of running tasks whose output so far is shown
         self._declined: dict[str, int] = {}  # slip -> until when, on the monotonic clock
         self._cold: dict[
             str, int
@@ -126,6 +138,12 @@ class Desk:
         self._untaken = sorted(found.held - self._taken)
         return found
 
+    def show_so_far(self, running: list[tuple[Prepared, str]]) -> None:
+        """Show the output of running tasks in the folders of their attempts."""
+        for prepared, text in running:
+            show_so_far(self.root, prepared, text)
+            self._shown.add(prepared.name)
+
     def obeyed(self, signal: Signal) -> None:
         """Remove a signal that was obeyed."""
         signals.obeyed(self._disk, signal)
@@ -155,6 +173,10 @@ class Desk:
     # ------------------------------------------------------------ reports
 
     def _concluded(self, finished: Finished, setting: Setting) -> Result:
+        name = finished.prepared.name
+        if name in self._shown:
+            hide_so_far(self.root, finished.prepared)
+            self._shown.discard(name)
         try:
             return conclude(setting, finished, self._life())
         except OSError as error:

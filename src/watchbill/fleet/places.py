@@ -32,7 +32,7 @@ from watchbill.errors import OursError
 from watchbill.files.atomic import make_folder, open_folder, rename_noreplace, write_file
 from watchbill.files.disk import fault_of, mount_of
 from watchbill.fleet.values import Fields, fields_of
-from watchbill.names import check_plain_name
+from watchbill.names import check_folder_name, check_plain_name
 
 __all__ = [
     "ACTIVE", "BRAIN", "COMPLETE", "COORDINATOR", "DRAFTS", "EPOCHS", "EXPIRED", "FAILED", "GPUS", "INBOX", "LOGS",
@@ -50,6 +50,8 @@ ACTIVE = "brain/active"
 REFUSED = "brain/refused"
 EPOCHS = "brain/epochs"
 COORDINATOR = "brain/coordinator.json"
+#: The end of the output of a task that runs, in the folder of its attempt.
+SO_FAR = "so_far"
 DRAFTS = "tasks/.tmp"
 QUEUE = "tasks/queue"
 PROCESSING = "tasks/processing"
@@ -166,7 +168,7 @@ def check_agent_name(text: str) -> str:
 
 def batch_folder(plan: str, batch: str) -> str:
     """The folder of one run of a plan."""
-    return f"plans/{check_plain_name(plan, 'a plan')}/history/{check_plain_name(batch, 'a batch')}"
+    return f"plans/{check_folder_name(plan, 'a plan')}/history/{check_plain_name(batch, 'a batch')}"
 
 
 def journal_path(plan: str, batch: str, epoch: int) -> str:

@@ -10,6 +10,7 @@ from enum import Enum, StrEnum
 
 from watchbill.fleet.abilities import ability_of, lack_of, need_of
 from watchbill.fleet.board import Holdings
+from watchbill.fleet.entries import Cause
 from watchbill.fleet.heartbeat import Heartbeat, OnHold
 from watchbill.fleet.ledger import Ledger, Phase
 from watchbill.fleet.results import End
@@ -25,6 +26,7 @@ class BatchState(Enum):
     """Where a batch is."""
 
     SUBMITTED = "submitted"  # no coordinator has read it yet
+    NOT_SUBMITTED = "not_submitted"  # its submission was interrupted: there is a folder and nothing else
     REFUSED = "refused"
     RUNNING = "running"
     COMPLETE = "complete"
@@ -76,11 +78,14 @@ class TaskLine:
     end: End | None  # of its last attempt, where that was no success
     unclaimed: Unclaimed | None  # why no agent takes it, where it is queued
     culprit: str
+    held: Cause | None = None  # why it waits for a person
+    error: str = ""  # the last line that its last failed attempt left
+    again_at: int | None = None  # when it is offered again after a failure, by the coordinator's clock
 
     @property
     def why(self) -> str:
         """Why it is not complete, in one word."""
-        said = self.unclaimed or self.end
+        said = self.unclaimed or self.held or self.end
         return "" if said is None else said.value
 
 
@@ -132,7 +137,7 @@ class BatchProgress:
                 {
                     "id": each.id, "state": each.state, "attempt": each.attempt, "agent": each.agent or None,
                     "started": each.started, "finished": each.finished, "exit": each.exit, "why": each.why,
-                    "culprit": each.culprit,
+                    "culprit": each.culprit, "error": each.error, "again_at": each.again_at,
                 }
                 for each in self.tasks
             ],
@@ -163,10 +168,11 @@ def progress_of(ledger: Ledger, holdings: Holdings, living: Mapping[str, Heartbe
     tasks = [_line(ledger, task, holders, culprits, agents) for task in ledger.tasks()]
     rate = _rate_per_min(ledger)
     left = sum(each.finished is None and not each.state.has_ended for each in tasks)
+    is_foreseeable = rate and left and not any(each.again_at for each in tasks)  # a pause follows no rate
     return BatchProgress(
         ledger.batch, ledger.plan, _state_of(ledger), Counter(each.state for each in tasks), tasks, _shares(tasks),
         ledger.opened_ms or None, ledger.ended_ms or None, rate,
-        round(left / rate * 60_000) if rate and left else None, agents.held,
+        round(left / rate * 60_000) if rate and is_foreseeable else None, agents.held,
     )  # fmt: skip
 
 
@@ -187,14 +193,22 @@ def _line(
 ) -> TaskLine:
     phase, state = ledger.phase(task), ledger.state(task)
     agent = holders.get(state.token, "") if phase is Phase.ISSUED else state.agent
-    stage = _stage_of(phase, is_held=bool(agent))
+    is_put_off = phase is Phase.READY and state.delay_ms > 0
+    stage = TaskStage.WAITING if is_put_off else _stage_of(phase, is_held=bool(agent))
     unclaimed = agents.why_unclaimed(ledger, task) if stage is TaskStage.QUEUED else None
     has_ended = phase in (Phase.COMPLETE, Phase.FAILED) and state.at_ms
     return TaskLine(
         task, stage, state.attempt, agent, max(0, state.at_ms - state.ms) if has_ended else None,
         state.at_ms if has_ended else None, state.rc if phase is not Phase.ISSUED else None,
         None if phase is Phase.COMPLETE else state.end, unclaimed, culprits.get(task, ""),
+        state.held if phase is Phase.MANUAL else None, "" if phase is Phase.COMPLETE else _last_line(state.tail),
+        state.at_ms + state.delay_ms if is_put_off and state.at_ms else None,
     )  # fmt: skip
+
+
+def _last_line(text: str) -> str:
+    """The last line that says something."""
+    return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "")
 
 
 def _stage_of(phase: Phase, *, is_held: bool) -> TaskStage:

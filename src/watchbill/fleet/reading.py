@@ -16,7 +16,7 @@ from watchbill.fleet.journals import believed
 from watchbill.fleet.ledger import Ledger
 from watchbill.fleet.record import Tail, read_whole
 from watchbill.fleet.values import fields_of
-from watchbill.names import check_plain_name
+from watchbill.names import check_folder_name
 from watchbill.plans.batch import ExecutePlan
 from watchbill.suggest import did_you_mean
 
@@ -58,7 +58,7 @@ def _with_folder(disk: FolderDisk) -> Iterator[BatchPlace]:
     refused = {name.removesuffix(".json") for name in disk.names(places.REFUSED)}
     for plan in disk.names("plans"):
         try:
-            check_plain_name(plan, "a plan")
+            check_folder_name(plan, "a plan")
             batches = disk.names(f"plans/{plan}/history")
         except (NameRefused, NotADirectoryError):
             continue

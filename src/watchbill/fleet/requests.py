@@ -16,7 +16,7 @@ from watchbill.errors import OursError
 from watchbill.fleet import places
 from watchbill.fleet.disk import Disk
 from watchbill.fleet.values import Fields, fields_of
-from watchbill.names import check_plain_name
+from watchbill.names import check_folder_name, check_plain_name
 from watchbill.plans.batch import BelowRoot, decoded_inputs, encoded_inputs
 
 __all__ = ["Reopening", "ask_to_cancel", "ask_to_reopen", "has_request"]
@@ -56,7 +56,7 @@ class Reopening:
             raise OursError("the request is not one of format 1", hint="send it with this version")
         named = (
             check_plain_name(fields.text("batch"), "a batch"),
-            check_plain_name(fields.text("plan"), "a plan"),
+            check_folder_name(fields.text("plan"), "a plan"),
         )
         return cls(
             check_plain_name(fields.text("id"), "a request"), *named, fields.texts("tasks"),

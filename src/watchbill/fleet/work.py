@@ -37,6 +37,7 @@ from watchbill.fleet.samples import QUESTION_FILE
 from watchbill.fleet.slips import Slip
 from watchbill.fleet.values import Fields
 from watchbill.names import file_stem
+from watchbill.plans.bash_parse import parse_only
 from watchbill.plans.bash_reader import parse_command
 from watchbill.plans.command import Command, argv_of, argv_of_batch
 from watchbill.plans.expand import item_of, values_of
@@ -47,7 +48,10 @@ from watchbill.processes.crew import Cause, Ended, Job, Output
 from watchbill.processes.sandbox import Cage, in_bubblewrap, in_landlock
 from watchbill.units import format_bytes
 
-__all__ = ["ON_GPU", "Fate", "Finished", "NotForUs", "Prepared", "Setting", "conclude", "prepare", "touched"]
+__all__ = [
+    "ON_GPU", "Fate", "Finished", "NotForUs", "Prepared", "Setting", "conclude", "hide_so_far", "prepare",
+    "show_so_far", "touched",
+]  # fmt: skip
 
 ValueOf = Callable[[Placeholder], str]
 
@@ -436,6 +440,28 @@ def touched(prepared: Prepared) -> int:
     return max(map(_changed_at, (*prepared.own_files, *inside)), default=0)
 
 
+def show_so_far(root: Path, prepared: Prepared, text: str) -> None:
+    """Show the end of the output of a task that still runs. Raises OSError."""
+    if not prepared.slip.batch:
+        return
+    folder = _attempt_folder(root, prepared.slip)
+    make_folder(folder)
+    with open_folder(folder) as opened:
+        put_file(
+            places.SO_FAR, f".{places.SO_FAR}.new", text.encode("utf-8", "replace"), dir_fd=opened, sync=False
+        )
+
+
+def hide_so_far(root: Path, prepared: Prepared) -> None:
+    """Remove what was shown of a task that has ended. Raises OSError."""
+    (_attempt_folder(root, prepared.slip) / places.SO_FAR).unlink(missing_ok=True)
+
+
+def _attempt_folder(root: Path, slip: Slip) -> Path:
+    own = root / places.batch_folder(slip.plan, slip.batch) / "tasks" / file_stem(slip.task)
+    return own / f"a{slip.attempt}"
+
+
 def _some_files(folder: Path) -> list[Path]:
     """A folder and files in it, so many that a large folder on a network mount does not delay the heartbeat."""
     try:
@@ -476,7 +502,8 @@ def conclude(
     is_long = ended.out.total + ended.err.total > limits.RESULT_TAIL_CHARS_MAX
     is_answer_long = len(answer) > limits.TASK_ANSWER_BYTES_MAX
     has_said = ended.out.total + ended.err.total > 0
-    is_of_interest = is_long or is_answer_long or (end is not End.DONE and has_said)
+    # A result is what the task was run for: it is kept with the batch, however short it is (FLEET-10).
+    is_of_interest = is_long or bool(answer) or (end is not End.DONE and has_said)
     # An order of the coordinator belongs to no batch, and has no folder.
     if keeps_files and prepared.slip.batch and (prepared.keeps_folder or is_of_interest):
         _keep_files(setting, prepared, ended, answer)
@@ -542,7 +569,11 @@ def _exited(finished: Finished, setting: Setting) -> tuple[End, str]:
 def _mistake_in(prepared: Prepared) -> Mistake | None:
     """What bash cannot parse in the command of a task; None where it can, or where that is not known."""
     text = Fields(prepared.slip.work).text("command")
-    found = BashSyntax(limits.TASK_SYNTAX_MS_MAX).look_at(_parsed(text)) if prepared.job.argv else None
+    found = (
+        BashSyntax(parse_only, limits.TASK_SYNTAX_MS_MAX).look_at(_parsed(text))
+        if prepared.job.argv
+        else None
+    )
     return found if isinstance(found, Mistake) else None
 
 
@@ -598,9 +629,7 @@ def _passing_folder(setting: Setting, job: str) -> Path:
 
 def _keep_files(setting: Setting, prepared: Prepared, ended: Ended, answer: str) -> None:
     """Put what a task said where people look for it: tasks/TASK/aN of the batch."""
-    slip = prepared.slip
-    folder = setting.root / places.batch_folder(slip.plan, slip.batch) / "tasks" / file_stem(slip.task)
-    folder /= f"a{slip.attempt}"
+    folder = _attempt_folder(setting.root, prepared.slip)
     make_folder(folder)
     contents: Mapping[str, bytes] = {
         "stdout": _whole(ended.out), "stderr": _whole(ended.err), "result.json": answer.encode(),

@@ -2,5 +2,5 @@
 
 Standard library and foundation only: the machine that submits plans may be a Raspberry Pi without compiled packages.
 Everything here is pure but for a few functions that read one file each: `check.read_plan`, `check.files_below`
-and `expand.read_items`.
+and `expand.read_items`; `bash_parse` asks bash about a script.
 """

@@ -13,7 +13,7 @@ from typing import NamedTuple, cast
 
 from watchbill import limits
 from watchbill.errors import NameRefused, OursError
-from watchbill.names import check_plain_name
+from watchbill.names import check_folder_name, check_plain_name
 from watchbill.plans.check import Plan
 from watchbill.plans.expand import text_of
 from watchbill.plans.findings import shown
@@ -150,7 +150,7 @@ class ExecutePlan:
             raise OursError("the execute_plan file names no batch or no plan")
         if not isinstance(priority, int) or isinstance(priority, bool) or not 1 <= priority <= 5:
             raise OursError("the execute_plan file has no priority from 1 to 5")
-        named = check_plain_name(batch, "a batch"), check_plain_name(plan, "a plan")
+        named = check_plain_name(batch, "a batch"), check_folder_name(plan, "a plan")
         return cls(*named, decoded_inputs(fields.get("inputs")), priority)
 
 

@@ -89,7 +89,7 @@ def check(text: str, exists: Exists | None = None, syntax: BashSyntax | None = N
     return Checked(plan, findings)
 
 
-def read_plan(path: Path) -> Checked:
+def read_plan(path: Path, syntax: BashSyntax | None = None) -> Checked:
     """Reads and checks the plan.md at this path; scripts are looked for beside it. Raises OSError."""
     with path.open("rb") as opened:
         content = opened.read(limits.PLAN_FILE_BYTES_MAX + 1)
@@ -100,7 +100,7 @@ def read_plan(path: Path) -> Checked:
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
         return _unreadable(line, f"byte {content[error.start]:#04x} is not UTF-8", "save the file as UTF-8")
-    return check(text, files_below(path.parent), BashSyntax())
+    return check(text, files_below(path.parent), syntax)
 
 
 def files_below(folder: Path) -> Exists:

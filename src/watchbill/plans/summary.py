@@ -87,6 +87,7 @@ class Summary:
     incomplete: tuple[TaskReport, ...] = field(
         default=()
     )  # complete, although something they wanted is missing
+    is_cancelled: bool = False
 
     def to_json(self) -> str:
         """RUN_SUMMARY.json."""
@@ -101,7 +102,7 @@ class Summary:
         total = sum(self.counts.values())
         states = ", ".join(f"{count:,} {stage}" for stage, count in self.counts.items() if count) or "none"
         lines = [
-            f"# {_plain(self.plan)}: {self.outcome.value}",
+            f"# {_plain(self.plan)}: {'cancelled' if self.is_cancelled else self.outcome.value}",
             "",
             f"- **batch**: {_plain(self.batch)}",
             f"- **tasks**: {total:,} ({states})",
@@ -162,7 +163,9 @@ class Summary:
         return ["", "## Agents", "", *_table(head, rows)]
 
 
-def summarize(batch: str, plan: str, tasks: Sequence[TaskReport], elapsed_ms: int) -> Summary:
+def summarize(
+    batch: str, plan: str, tasks: Sequence[TaskReport], elapsed_ms: int, *, is_cancelled: bool = False
+) -> Summary:
     """Sums a batch up."""
     counts = Counter(each.stage for each in tasks)
     agents: dict[str, AgentWork] = {}
@@ -189,6 +192,7 @@ def summarize(batch: str, plan: str, tasks: Sequence[TaskReport], elapsed_ms: in
             Counter(each.culprit for each in tasks if each.stage is Stage.SKIPPED).most_common(bound)
         ),
         incomplete=tuple(each for each in tasks if each.stage is Stage.COMPLETE and each.missing)[:bound],
+        is_cancelled=is_cancelled,
     )
 
 

@@ -5,10 +5,9 @@ bash comes to the wrong one. So it is refused before anything runs. Where there 
 submits plans, or where a plan has more commands than can be asked about in time, the check says so.
 """
 
-import os
 import re
-import subprocess
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 
@@ -16,6 +15,10 @@ from watchbill import limits
 from watchbill.plans.command import Command
 
 __all__ = ["BashSyntax", "Mistake", "Unchecked"]
+
+#: What bash says about a script within some seconds; "" where it can parse it. Raises FileNotFoundError where there is
+#: no bash, and TimeoutError.
+Complaint = Callable[[str, float], str]
 
 _SAID = re.compile(r"watchbill: (?:-c: )?line (\d+): (.+)")
 _PARAMETER = re.compile(r'"?\$\{watchbill_(\d+)\}"?')
@@ -48,7 +51,8 @@ class Unchecked(Enum):
 class BashSyntax:
     """Asks bash about commands, each once, as long as there is time."""
 
-    def __init__(self, ms_max: int = limits.PLAN_SYNTAX_MS_MAX) -> None:
+    def __init__(self, complaint_of: Complaint, ms_max: int = limits.PLAN_SYNTAX_MS_MAX) -> None:
+        self._complaint_of = complaint_of
         self._until = time.monotonic() + ms_max / 1000
         self._known: dict[str, Mistake | Unchecked | None] = {}
 
@@ -62,19 +66,13 @@ class BashSyntax:
         left_s = self._until - time.monotonic()
         if left_s <= 0:
             return Unchecked.NO_TIME
-        # Neither start files nor functions of the environment; messages in English.
-        env = {"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C"}
-        words = ["bash", "--noprofile", "--norc", "-n", "-c", command.script, "watchbill"]
         try:
-            asked = subprocess.run(
-                words, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=env,
-                check=False, timeout=left_s,
-            )  # fmt: skip
+            said = self._complaint_of(command.script, left_s)
         except FileNotFoundError:
             return Unchecked.NO_BASH
-        except subprocess.TimeoutExpired:
+        except TimeoutError:
             return Unchecked.NO_TIME
-        return None if asked.returncode == 0 else _mistake(command, asked.stderr.decode("utf-8", "replace"))
+        return _mistake(command, said) if said else None
 
 
 def _mistake(command: Command, said: str) -> Mistake:

@@ -137,6 +137,7 @@ class Measured:
     written_bytes: int  # to files, pipes and sockets; 0 where the kernel does not report it
     cpu_ms: int
     rss_bytes: int  # resident memory of all its processes together
+    tails: tuple[str, ...] = ()  # the end of each output, where something was added since the last time
 
 
 CrewEvent = Started | Ended | Stuck | LeaseHeard | Measured
@@ -334,8 +335,11 @@ class Crew:
             case "stuck":
                 self._on_event(Stuck(job, tuple(cast("list[int]", said["pids"]))))
             case "measured":
-                figures = (cast("int", said[key]) for key in ("output", "written", "cpu_ms", "rss"))
-                self._on_event(Measured(job, *figures))
+                output, written, cpu_ms, rss = (
+                    cast("int", said[key]) for key in ("output", "written", "cpu_ms", "rss")
+                )
+                tails = tuple(cast("list[str]", said["tails"]))
+                self._on_event(Measured(job, output, written, cpu_ms, rss, tails))
             case "lease":
                 self._on_event(LeaseHeard(cast("int", said["number"])))
             case _:

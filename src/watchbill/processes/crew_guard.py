@@ -63,6 +63,8 @@ TASK_MARK = b"WATCHBILL_CREW_TASK"
 PIECE_BYTES = 64 * 2**10
 #: What is read from the pipes of a task that has ended: the kernel's buffers, and never an endless writer's output.
 REST_BYTES_MAX = 2**20
+#: How much of each output a running task shows.
+SO_FAR_BYTES = 4_096
 #: The rate of an output is measured over windows of this length.
 WINDOW_S = 0.1
 
@@ -183,6 +185,8 @@ class Task:
         self.processes_max: int = order.get("processes_max", 0)
         #: The most that was measured: the figures of an orphaned process are lost when it ends.
         self.cpu_ms_seen = self.written_seen = self.rss_seen = 0
+        #: Of the outputs, when their ends were last told.
+        self.totals_told: tuple[int, ...] = (0,) * len(streams)
 
 
 class Row:
@@ -559,7 +563,17 @@ class CrewGuard:
             self.say({
                 "said": "measured", "id": task.id, "output": sum(stream.total for stream in task.streams),
                 "written": task.written_seen, "cpu_ms": task.cpu_ms_seen, "rss": task.rss_seen,
+                "tails": self.new_tails(task),
             })  # fmt: skip
+
+    @staticmethod
+    def new_tails(task: "Task") -> list[str]:
+        """The end of each output of a task; none where nothing was added since the last time."""
+        totals = tuple(stream.total for stream in task.streams)
+        if totals == task.totals_told:
+            return []
+        task.totals_told = totals
+        return [bytes(stream.tail[-SO_FAR_BYTES:]).decode("utf-8", "replace") for stream in task.streams]
 
     # ------------------------------------------------------------ reports
 

@@ -1,0 +1,243 @@
+"""What people see of a batch while it runs, waits, fails or was never really submitted: from the folder alone."""
+
+import errno
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from support.eventually import wait_until
+from support.fleet_folder import FleetFolder, shared_folder
+from watchbill import limits
+from watchbill.cli import plan_submitting
+from watchbill.errors import NameRefused
+from watchbill.fleet import places
+from watchbill.fleet.disk import FolderDisk
+from watchbill.names import check_folder_name
+
+GATE = "until test -e {BATCH_PATH}/go; do sleep 0.1; done"
+
+
+@pytest.fixture
+def fleet(tmp_path: Path) -> Iterator[FleetFolder]:
+    with shared_folder(tmp_path) as found:
+        yield found
+
+
+def started(fleet: FleetFolder) -> None:
+    fleet.start_coordinator()
+    fleet.start_agent("cpu-1")
+
+
+def task_of(fleet: FleetFolder, batch: str, name: str) -> dict[str, object]:
+    return next(each for each in fleet.status(batch)["tasks"] if each["id"] == name)
+
+
+# ------------------------------------------------------------------ all or nothing
+
+
+@pytest.mark.parametrize("fails_at", range(3))
+def test_a_submission_that_the_disk_refuses_leaves_nothing(
+    fleet: FleetFolder, monkeypatch: pytest.MonkeyPatch, fails_at: int
+) -> None:
+    """PLAN-03: whichever of its writes fails."""
+    fleet.write_plan("p", "### t\n- command: `true`\n")
+    calls = iter(range(100))
+
+    def refuse(self: FolderDisk, path: str, *_: object, **__: object) -> None:
+        if next(calls) >= fails_at:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
+
+    if fails_at < 2:
+        monkeypatch.setattr(FolderDisk, "put", refuse)
+    else:
+        monkeypatch.setattr(FolderDisk, "make_folder", refuse)
+    submission = plan_submitting.Submission("p")
+    with pytest.raises(OSError, match="No space"):
+        plan_submitting.submit_plan(submission, dry_run=False, json=False, root=fleet.root, quiet=True)
+    monkeypatch.undo()
+    assert fleet.status_of_all()["batches"] == []
+    history = fleet.root / "plans" / "p" / "history"
+    assert not history.exists() or not os.listdir(history)
+
+
+def test_half_a_submission_says_so_and_wait_has_an_end(fleet: FleetFolder) -> None:
+    """PLAN-03: the submitter was killed before its last file."""
+    fleet.write_plan("p", "### t\n- command: `true`\n")
+    batch = fleet.submit("p")
+    (fleet.root / places.INBOX / f"{batch}.json").unlink()
+    assert fleet.status(batch)["state"] == "not_submitted"
+    assert fleet.wait(batch) == 1
+    refused = fleet.plan("cancel", batch)
+    assert refused.returncode == 2
+    assert "was not submitted as a whole" in refused.stderr and "rm -r" in refused.stderr
+
+
+# ------------------------------------------------------------------ outputs and results
+
+
+def test_logs_show_what_a_running_task_has_written_so_far(fleet: FleetFolder) -> None:
+    """FLEET-12: also when it is asked for again and again with --follow."""
+    fleet.write_plan(
+        "p", f"### t\n- command: `echo first words; echo error words >&2; {GATE}; echo last words`\n"
+    )
+    started(fleet)
+    batch = fleet.submit("p")
+    wait_until(lambda: "first words" in fleet.plan("logs", "t").stdout, 60)
+    assert "error words" in fleet.plan("logs", "t").stdout
+    told = json.loads(fleet.plan("logs", "t", "--json").stdout)
+    assert (told["state"], told["attempt"]) == ("running", 1) and "first words" in told["so_far"]
+    following = fleet.start("-m", "watchbill", "plan", "logs", "t", "--follow", "--root", str(fleet.root))
+    wait_until(lambda: "first words" in fleet.log.read_text())
+    (fleet.batch("p", batch) / "go").touch()
+    assert fleet.wait(batch) == 0
+    assert following.wait(60) == 0
+    assert "last words" in fleet.log.read_text()
+    assert "last words" in fleet.plan("logs", "t").stdout
+    assert not list(fleet.batch("p", batch).glob("tasks/*/*/so_far"))
+
+
+def test_a_task_without_an_attempt_says_so(fleet: FleetFolder) -> None:
+    fleet.write_plan("p", f"### a\n- command: `{GATE}`\n### b\n- command: `true`\n- depends_on: a\n")
+    started(fleet)
+    batch = fleet.submit("p")
+    wait_until(lambda: fleet.status(batch)["counts"].get("running"))
+    said = fleet.plan("logs", "b")
+    assert (said.returncode, "has had no attempt yet: it is waiting" in said.stdout) == (0, True)
+    assert fleet.plan("logs", "b", "--attempt", "1").returncode == 2
+
+
+def test_the_result_of_a_task_that_succeeded_is_kept(fleet: FleetFolder) -> None:
+    """FLEET-10: as a file of the attempt and in the logs, from the result file and from the last line."""
+    fleet.write_plan(
+        "p",
+        '### file\n- command: `echo words; printf \'{"n": 1}\' > "$WATCHBILL_RESULT"`\n'
+        "### line\n- command: `echo words; echo '{\"n\": 2}'`\n### none\n- command: `echo only words`\n",
+    )
+    started(fleet)
+    batch = fleet.submit("p")
+    assert fleet.wait(batch) == 0
+    for task, number in (("file", 1), ("line", 2)):
+        kept = fleet.batch("p", batch) / "tasks" / task / "a1" / "result.json"
+        assert json.loads(kept.read_text()) == {"n": number}
+        assert f'"n":{number}' in fleet.plan("logs", task).stdout.replace(" ", "")
+        assert json.loads(fleet.plan("logs", task, "--json").stdout)["result"] == {"n": number}
+    assert not (fleet.batch("p", batch) / "tasks" / "none").exists()
+    assert json.loads(fleet.plan("logs", "none", "--json").stdout)["result"] is None
+
+
+# ------------------------------------------------------------------ reasons
+
+
+def test_a_task_that_is_put_off_shows_its_error_and_when_it_is_tried_again(fleet: FleetFolder) -> None:
+    """FLEET-12."""
+    fleet.write_plan(
+        "p",
+        "### t\n- command: `echo something; echo the real reason >&2; exit 3`\n### u\n- command: `true`\n",
+    )
+    started(fleet)
+    batch = fleet.submit("p")
+    wait_until(lambda: task_of(fleet, batch, "t")["again_at"])
+    told = task_of(fleet, batch, "t")
+    assert (told["state"], told["why"], told["error"], told["exit"]) == (
+        "waiting",
+        "failed",
+        "the real reason",
+        3,
+    )
+    assert isinstance(told["again_at"], int)
+    assert fleet.status(batch)["left_ms"] is None
+    shown = fleet.plan("status", batch).stdout
+    assert "again at " in shown and "the real reason" in shown
+    narrow = fleet.run("plan", "status", batch, "--root", str(fleet.root), COLUMNS="80").stdout
+    assert max(map(len, narrow.splitlines())) <= max(80, len(narrow.splitlines()[0]))
+
+
+def test_a_coordinator_that_is_gone_or_silent_is_told_beside_the_batch(fleet: FleetFolder) -> None:
+    """FLEET-12."""
+    fleet.write_plan("p", "### t\n- command: `true`\n")
+    batch = fleet.submit("p")
+    assert f"watchbill coordinator --root {fleet.root}" in fleet.plan("status", batch).stdout
+    coordinator = fleet.start_coordinator()
+    wait_until(lambda: fleet.status(batch)["counts"] == {"queued": 1})
+    assert "coordinator" not in fleet.plan("status", batch).stdout
+    coordinator.send_signal(signal.SIGSTOP)
+    record = fleet.root / places.COORDINATOR
+    old = record.stat().st_mtime - 2 * limits.COORDINATOR_SILENCE_SHOWN_MS / 1000
+    os.utime(record, (old, old))
+    said = fleet.plan("status", batch).stdout
+    assert "has been silent for" in said and f"pid {coordinator.pid}" in said
+    assert "silent for" in fleet.plan("status").stdout
+
+
+def test_a_cancelled_batch_reads_cancelled_in_its_summary(fleet: FleetFolder) -> None:
+    """PLAN-06, PLAN-07."""
+    fleet.write_plan("p", f"### t\n- command: `{GATE}`\n")
+    started(fleet)
+    batch = fleet.submit("p")
+    wait_until(lambda: fleet.status(batch)["counts"].get("running"))
+    assert fleet.plan("cancel", batch).returncode == 0
+    assert fleet.wait(batch) == 1
+    summary = fleet.batch("p", batch) / "RUN_SUMMARY.md"
+    wait_until(lambda: summary.exists() and "# p: cancelled" in summary.read_text())
+    assert fleet.summary("p", batch)["is_cancelled"] is True
+
+
+def test_a_heartbeat_shows_the_process_of_a_running_task(fleet: FleetFolder) -> None:
+    """FLEET-06: also the first one that shows the task at all, a moment later."""
+    fleet.write_plan("p", f"### t\n- command: `{GATE}`\n")
+    started(fleet)
+    batch = fleet.submit("p")
+    beat = fleet.root / places.heartbeat_path("cpu-1")
+    wait_until(
+        lambda: beat.exists() and any(each["pid"] for each in json.loads(beat.read_text())["active_tasks"]),
+        60,
+    )
+    (fleet.batch("p", batch) / "go").touch()
+    wait_until(lambda: not json.loads(beat.read_text())["active_tasks"], 60)
+
+
+# ------------------------------------------------------------------ names of plans
+
+
+@pytest.mark.parametrize("name", ["zwei Wörter", "größe", "a+b (neu)", "v1.2"])
+def test_a_plan_folder_may_have_any_name_that_a_folder_has(fleet: FleetFolder, name: str) -> None:
+    """PLAN-01, PLAN-07: checked, submitted, run, shown, cancelled and resumed under it."""
+    fleet.write_plan(name, "### t\n- command: `pwd; cat scripts/x; test -d {BATCH_PATH}`\n", x="words\n")
+    assert fleet.plan("check", name).returncode == 0
+    started(fleet)
+    batch = fleet.submit(name)
+    assert fleet.wait(batch) == 0, fleet.log.read_text()
+    assert fleet.status(batch)["plan"] == name
+    assert name in fleet.plan("list").stdout
+    assert "words" in fleet.plan("logs", "t").stdout
+    assert fleet.plan("resume", batch).returncode == 0
+    wait_until(lambda: fleet.entries(name, batch, "reopen"))
+    assert fleet.wait(batch) == 0
+
+
+@pytest.mark.parametrize("name", ["", ".hidden", "a/b", "a\nb", " a", "a ", "x" * 300, "..", "a\x00b"])
+def test_a_name_that_is_no_folder_of_a_person_is_refused(name: str) -> None:
+    with pytest.raises(NameRefused):
+        check_folder_name(name, "a plan")
+
+
+def test_without_any_package_logs_follow_and_show_results(fleet: FleetFolder) -> None:
+    """FLEET-13: with the standard library alone."""
+    fleet.write_plan("p", "### t\n- command: `echo '{\"n\": 2}'`\n")
+    started(fleet)
+    batch = fleet.submit("p")
+    assert fleet.wait(batch) == 0
+    source = Path(plan_submitting.__file__).parents[2]
+    script = f"import sys; sys.path.insert(0, {str(source)!r}); from watchbill.cli import main; main()"
+    words = [sys.executable, "-I", "-S", "-c", script, "plan", "logs", "t", "--follow", "--json", "--root"]
+    done = subprocess.run([*words, str(fleet.root)], capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, json.loads(done.stdout)["result"]) == (0, {"n": 2}), done.stderr
+    shutil.rmtree(fleet.batch("p", batch) / "tasks")
+    assert fleet.plan("logs", "t").returncode == 0
