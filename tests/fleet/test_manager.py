@@ -14,6 +14,7 @@ from cyclopts import Parameter
 from support.fleet_folder import FleetFolder, shared_folder
 from watchbill.cli import plan as declared
 from watchbill.cli.plan_quick import VERBS, understand_plan
+from watchbill.fleet import places
 
 SOURCE = Path(declared.__file__).parents[2]
 #: Isolated and without site: nothing but the standard library and our own source can be imported.
@@ -66,7 +67,7 @@ def test_plans_are_checked_submitted_and_followed_with_the_standard_library_alon
 
 def test_what_needs_a_package_says_so(fleet: FleetFolder) -> None:
     """FLEET-13."""
-    done = bare(fleet, "plan", "--help")
+    done = bare(fleet, "coordinator", "--help")
     assert done.returncode == 2 and "cyclopts" in done.stderr and "Traceback" not in done.stderr
 
 
@@ -105,3 +106,54 @@ def test_the_short_way_leaves_alone_what_it_does_not_understand() -> None:
         ["plan", "list", "--json=yes"], ["plan", "status", "--root="],
     ):  # fmt: skip
         assert understand_plan(words) is None, words
+
+
+def test_a_signal_and_an_approval_are_sent_with_the_standard_library_alone(fleet: FleetFolder) -> None:
+    """FLEET-07, FLEET-13."""
+    root = ("--root", str(fleet.root))
+    fleet.write_plan("p", "### a\n- **command**: `true`\n")
+    assert bare(fleet, "plan", "submit", "p", *root).returncode == 0
+    (fleet.root / places.PROCESSING / "gpu-1").mkdir(parents=True)
+    assert bare(fleet, "signal", "gpu-1", "hold", *root).returncode == 0
+    assert bare(fleet, "signal", "gpu-1", "abort", "a_1", *root).returncode == 0
+    assert sorted(path.name for path in (fleet.root / places.SIGNALS).iterdir()) == [
+        "gpu-1.abort.a_1",
+        "gpu-1.hold",
+    ]
+    for words, complaint in (
+        (("signal", "gpu-1", "abort"), "needs the name of a task"),
+        (("signal", "gpu-2", "hold"), "not an agent"),
+        (("signal", "gpu-1", "explode"), "explode"),
+    ):
+        refused = bare(fleet, *words, *root)
+        assert refused.returncode == 2 and complaint in refused.stderr, refused.stderr
+    listed = bare(fleet, "approve", *root)
+    assert listed.returncode == 0, listed.stderr
+
+
+@pytest.mark.parametrize(
+    "words", [("plan",), ("plan", "submit"), ("plan", "logs"), ("gpus",), ("signal",), ("approve",)]
+)
+def test_help_of_the_fleet_commands_needs_no_package(fleet: FleetFolder, words: tuple[str, ...]) -> None:
+    """FLEET-13: the usage with every option."""
+    shown = bare(fleet, *words, "--help")
+    assert (shown.returncode, shown.stderr) == (0, "")
+    assert shown.stdout.startswith(f"Usage: watchbill {' '.join(words)}")
+    if words != ("plan",):
+        assert "--root" in shown.stdout
+    else:
+        assert all(verb in shown.stdout for verb in VERBS)
+
+
+def test_status_tells_the_state_of_a_fleet_from_its_folder_alone(fleet: FleetFolder) -> None:
+    """FLEET-12, FLEET-13: without a daemon, by --root and by the environment."""
+    fleet.write_plan("p", "### a\n- **command**: `true`\n")
+    batch = fleet.submit("p")
+    told = bare(fleet, "status", "--root", str(fleet.root))
+    assert told.returncode == 0, told.stderr
+    assert batch in told.stdout and "coordinator: none" in told.stdout
+    found = json.loads(bare(fleet, "status", "--json", "--root", str(fleet.root)).stdout)
+    assert [each["batch"] for each in found["batches"]] == [batch]
+    named = fleet.run("status", WATCHBILL_FLEET=str(fleet.root))
+    assert named.returncode == 0 and batch in named.stdout, named.stderr
+    assert fleet.run("status").returncode == 3

@@ -16,10 +16,17 @@ from support.eventually import wait_until
 from support.fleet_folder import FleetFolder, shared_folder
 from watchbill import limits
 from watchbill.cli import plan_submitting
+from watchbill.cli.terminal import Column, Terminal
 from watchbill.errors import NameRefused
 from watchbill.fleet import places
 from watchbill.fleet.disk import FolderDisk
+from watchbill.fleet.entries import Cancel, Ended, Epoch, Open, Reopen, Spec, Tasks
+from watchbill.fleet.ledger import Ledger
+from watchbill.fleet.pictures import summary_of
 from watchbill.names import check_folder_name
+from watchbill.plans.check import check
+from watchbill.plans.graph import Node
+from watchbill.plans.summary import Outcome
 
 GATE = "until test -e {BATCH_PATH}/go; do sleep 0.1; done"
 
@@ -241,3 +248,57 @@ def test_without_any_package_logs_follow_and_show_results(fleet: FleetFolder) ->
     assert (done.returncode, json.loads(done.stdout)["result"]) == (0, {"n": 2}), done.stderr
     shutil.rmtree(fleet.batch("p", batch) / "tasks")
     assert fleet.plan("logs", "t").returncode == 0
+
+
+def test_a_batch_that_was_cancelled_before_a_coordinator_came_is_not_opened(fleet: FleetFolder) -> None:
+    """PLAN-07."""
+    fleet.write_plan("p", "### t\n- command: `touch {BATCH_PATH}/ran`\n")
+    batch = fleet.submit("p")
+    assert fleet.plan("cancel", batch).returncode == 0
+    started(fleet)
+    assert fleet.wait(batch) == 1
+    assert "cancelled before it was opened" in fleet.plan("status", batch).stdout
+    assert not list(fleet.batch("p", batch).glob("journal*"))
+    assert not os.listdir(fleet.root / places.INBOX)
+
+
+def test_a_narrow_terminal_is_wide_enough_for_every_table() -> None:
+    terminal = Terminal(environment={"COLUMNS": "40"})
+    columns = [Column(word) for word in ("task", "state", "attempt", "agent", "exit", "why")]
+    rows = [
+        [
+            "transcribe_the_long_one",
+            "running",
+            "12",
+            "gpu-agent-with-a-name",
+            "127",
+            "failed: " + "words " * 20,
+        ]
+    ]
+    assert max(map(len, terminal.table(columns, rows))) <= 40
+
+
+def test_the_time_between_an_end_and_a_resume_is_not_counted() -> None:
+    """PLAN-06."""
+    ledger = Ledger("b")
+    for entry in (
+        Epoch(1, {}), Tasks((Spec(Node("t")),)), Open("p", {}, 3, "", 1_000), Cancel(), Ended(Outcome.FAILED, 2_000),
+        Reopen("r", (), {}, 3, "", 9_000), Cancel(), Ended(Outcome.FAILED, 9_500),
+    ):  # fmt: skip
+        ledger.apply(entry)
+    assert summary_of(ledger, 0).elapsed_ms == 1_500
+
+
+@pytest.mark.parametrize(
+    ("written", "default"),
+    [
+        ("- N (number; default 3)", "3"), ("- N: how many, default 40.5", "40.5"),
+        ("| name | meaning | default |\n|---|---|---|\n| `N` | how many | 7 |", "7"),
+        ("| Name | Default | text |\n|---|---|---|\n| `N` | `a b` | how |", "a b"),
+        ("| name | default |\n|---|---|\n| `N` | - |", None),
+    ],
+)  # fmt: skip
+def test_defaults_are_read_as_people_write_them(written: str, default: str | None) -> None:
+    """PLAN-01."""
+    [found] = check(f"# P\n## Inputs\n{written}\n## Tasks\n### t\n- command: `echo {{N}}`\n").plan.inputs
+    assert (found.name, found.default) == ("N", default)

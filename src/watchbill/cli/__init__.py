@@ -103,9 +103,8 @@ def _is_utf8(content: bytes) -> bool:
 def _dispatch(arguments: Sequence[str]) -> int:
     asked = understand(arguments)
     if asked is not None:
-        run_quickly(asked)
-        return DONE
-    if arguments and arguments[0] in {"plan", "gpus"}:
+        return run_quickly(asked)
+    if arguments and arguments[0] in {"plan", "gpus", "signal", "approve"}:
         from watchbill.cli.plan_quick import run_plan, understand_plan
 
         about_plans = understand_plan(arguments)
@@ -114,9 +113,14 @@ def _dispatch(arguments: Sequence[str]) -> int:
     try:
         from watchbill.cli.app import run_app
     except ModuleNotFoundError as error:
+        from watchbill.cli.plan_quick import usage_of
+
+        if {"--help", "-h"} & set(arguments) and (usage := usage_of(arguments)):
+            sys.stdout.write(usage)
+            return DONE
         raise OursError(
             f"this needs the package {error.name}, and it is not installed",
-            hint="install Watchbill with its packages; plan check, submit, status and the like, and gpus, work without",
+            hint="install Watchbill with its packages; plan, status, gpus, signal and approve work without",
         ) from error
     return run_app(arguments)
 

@@ -10,11 +10,9 @@ from cyclopts import Parameter
 from watchbill import limits
 from watchbill.cli.fleet_root import find_fleet
 from watchbill.cli.options import QUIET, FleetRoot
-from watchbill.cli.terminal import Terminal
 from watchbill.errors import ConfigError
 from watchbill.files.host import host_name
 from watchbill.root import find_root
-from watchbill.suggest import did_you_mean
 
 __all__ = ["agent", "signal"]
 
@@ -121,23 +119,6 @@ def signal(
 
     Example: watchbill signal gpu-1 abort transcribe_7
     """
-    from watchbill.fleet import places
-    from watchbill.fleet.disk import FolderDisk
-    from watchbill.fleet.signals import Order, send
+    from watchbill.cli.signalling import send_signal
 
-    fleet, wanted = find_fleet(root), Order(order)
-    if wanted.is_about_a_task != bool(task):
-        what = (
-            "needs the name of a task" if wanted.is_about_a_task else "is about the agent and takes no task"
-        )
-        example = f"{agent} {order} TASK" if wanted.is_about_a_task else f"{agent} {order}"
-        raise ConfigError(f"{order} {what}; write: watchbill signal {example}")
-    places.check_root(fleet)
-    known = FolderDisk(fleet).names(places.PROCESSING)
-    if agent not in known:
-        hint = did_you_mean(agent, known) or "none has joined it yet"
-        raise ConfigError(f"{agent} is not an agent of {fleet}; {hint}")
-    send(FolderDisk(fleet), agent, wanted, task)
-    about = f" {task}" if task else ""
-    Terminal(quiet=quiet).note(f"told {agent} to {order}{about}; it removes the signal once it has obeyed")
-    return 0
+    return send_signal(agent, order, task, root=root, quiet=quiet)

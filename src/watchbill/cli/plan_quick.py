@@ -1,4 +1,4 @@
-"""`plan`, `approve` and `gpus` without the command-line framework, for a machine that only submits plans.
+"""`plan`, `approve`, `gpus` and `signal` without the command-line framework, for a machine that only submits plans.
 
 Standard library only.
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-__all__ = ["VERBS", "Kind", "run_plan", "understand_plan"]
+__all__ = ["VERBS", "Kind", "run_plan", "understand_plan", "usage_of"]
 
 
 class Kind(NamedTuple):
@@ -59,6 +59,7 @@ VERBS = {
 }
 #: A command of its own that is read the same way.
 _GPUS = Verb((0, 0), {**_JSON, "--follow": _FLAG, "--bench": _FLAG, "--model": _TEXT})
+_SIGNAL = Verb((2, 3), _COMMON)
 
 
 @dataclass(slots=True)
@@ -80,6 +81,8 @@ def understand_plan(arguments: Sequence[str]) -> Asked | None:
     """What is asked for, or None if the framework has to read the arguments."""
     if arguments and arguments[0] == "gpus":
         return _understood(_GPUS, "gpus", arguments[1:])
+    if arguments and arguments[0] == "signal":
+        return _understood(_SIGNAL, "signal", arguments[1:])
     if arguments and arguments[0] == "approve":
         asked = _understood(VERBS["approve"], "approve", arguments[1:])
         if asked is not None and asked.words == ["list"]:
@@ -134,6 +137,42 @@ def _gpus(asked: Asked, root: Path | None, quiet: bool) -> int:
     if asked.flag("--bench"):
         return bench_cards(root, model=_text(asked, "--model"), json=asked.flag("--json"), quiet=quiet)
     return show_cards(root, follow=asked.flag("--follow"), json=asked.flag("--json"), quiet=quiet)
+
+
+def _signal(asked: Asked, root: Path | None, quiet: bool) -> int:
+    from watchbill.cli.signalling import send_signal
+
+    agent, order, task = [*asked.words, ""][:3]
+    return send_signal(agent, order, task, root=root, quiet=quiet)
+
+
+def usage_of(arguments: Sequence[str]) -> str:
+    """The usage of a command of this module, for a machine without the framework; "" for another command."""
+    words = [word for word in arguments if not word.startswith("-")]
+    own = {"gpus": _GPUS, "signal": _SIGNAL, "approve": VERBS["approve"]}
+    if words[:1] == ["plan"] and len(words) > 1 and words[1] in VERBS:
+        return _usage(f"plan {words[1]}", VERBS[words[1]])
+    if words[:1] == ["plan"]:
+        return f"Usage: watchbill plan COMMAND\n\nCommands: {', '.join(VERBS)}\n"
+    return _usage(words[0], own[words[0]]) if words and words[0] in own else ""
+
+
+def _usage(command: str, verb: Verb) -> str:
+    least, most = verb.words
+    names = _WORDS.get(command.rsplit(maxsplit=1)[-1], ("WORD",))
+    given = [f"{name}" if at < least else f"[{name}]" for at, name in enumerate(names)] if most else []
+    options = [f"  {name}{' VALUE' if kind.takes_value else ''}" for name, kind in verb.options.items()]
+    head = " ".join(["Usage: watchbill", command, *given, "[OPTIONS]"])
+    return "\n".join([head, "", "Options:", *options, ""])
+
+
+#: What the words of a command are.
+_WORDS = {
+    "check": ("PLAN",), "graph": ("PLAN",), "submit": ("PLAN",), "simulate": ("PLAN",), "status": ("BATCH",),
+    "wait": ("BATCH",), "logs": ("TASK",), "cancel": ("BATCH",), "retry": ("TASK...",), "resume": ("BATCH",),
+    "approve": ("TASK...",), "deny": ("TASK...",),
+    "signal": ("AGENT", "stop|hold|resume|abort|kill", "TASK"),
+}  # fmt: skip
 
 
 def _text(asked: Asked, name: str) -> str | None:
@@ -253,5 +292,5 @@ def _deny(asked: Asked, root: Path | None, quiet: bool) -> int:
 _RUN: dict[str, Callable[[Asked, Path | None, bool], int]] = {
     "check": _check, "graph": _graph, "submit": _submit, "simulate": _simulate, "status": _status, "wait": _wait,
     "list": _list, "logs": _logs, "cancel": _cancel, "retry": _retry, "resume": _resume, "approve": _approve,
-    "deny": _deny, "gpus": _gpus,
+    "deny": _deny, "gpus": _gpus, "signal": _signal,
 }  # fmt: skip

@@ -6,9 +6,12 @@ and every mistake included, goes through the framework. Never reports an error: 
 leaves to the framework.
 """
 
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
+
+from watchbill.errors import NotReachable
 
 __all__ = ["Asked", "lead_with_command", "run_quickly", "understand"]
 
@@ -62,8 +65,33 @@ def understand(arguments: Sequence[str]) -> Asked | None:
     return asked
 
 
-def run_quickly(asked: Asked) -> None:
-    """Shows the listing."""
+def run_quickly(asked: Asked) -> int:
+    """Shows the listing, and returns the exit code. Without a daemon `status` tells the state of the fleet, if there
+    is one."""
+    if asked.command == "status" and asked.url is None and asked.root is not None and _is_fleet(asked.root):
+        return _show_fleet(asked, asked.root)
+    try:
+        _show(asked)
+    except NotReachable:
+        fleet = os.environ.get("WATCHBILL_FLEET", "")
+        if asked.command != "status" or asked.url or asked.root or not fleet or not _is_fleet(Path(fleet)):
+            raise
+        return _show_fleet(asked, Path(fleet))
+    return 0
+
+
+def _is_fleet(folder: Path) -> bool:
+    """Whether a folder is the shared one of a fleet, and not the root of a daemon."""
+    return (folder / "fleet.json").is_file()
+
+
+def _show_fleet(asked: Asked, folder: Path) -> int:
+    from watchbill.cli.plan_batches import show_status
+
+    return show_status(None, follows=False, json=asked.json, root=folder, quiet=asked.quiet)
+
+
+def _show(asked: Asked) -> None:
     from watchbill.cli.session import Session, open_session
     from watchbill.cli.status import show_models, show_requests, show_status
 

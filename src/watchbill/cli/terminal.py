@@ -25,6 +25,8 @@ _ASCII_FOR = {"█": "#", "▓": "+", "▒": "-", "░": ":", "·": ".", "●": 
 
 #: Tab and newline stay; ESC, bell, carriage return, C1 codes and the like do not reach a terminal.
 _UNSAFE = {code: "�" for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\n\t"}
+#: A column is not made narrower than this.
+_COLUMN_MIN = 3
 #: In a table a newline would look like another row.
 _BREAKS = {ord(letter): "�" for letter in "\n\t\u2028\u2029"}
 
@@ -161,12 +163,13 @@ class Terminal:
         )
 
     def _squeeze(self, widths: list[int]) -> None:
-        """Shortens the widest column until the table fits."""
+        """Shortens the widest columns, one character at a time, until the table fits."""
         if self.width is None or not widths:
             return
         excess = sum(widths) + 2 * (len(widths) - 1) - self.width
-        widest = widths.index(max(widths))
-        widths[widest] = max(widths[widest] - max(excess, 0), 8)
+        while excess > 0 and max(widths) > _COLUMN_MIN:
+            widths[widths.index(max(widths))] -= 1
+            excess -= 1
 
     def _spelled(self, text: str) -> str:
         if not self._ascii:

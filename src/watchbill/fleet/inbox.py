@@ -93,7 +93,13 @@ class Inbox:
         )
         for _, name, kind in files[: limits.INBOX_PER_TURN_MAX]:
             batch = name.removesuffix(f".{kind.value}")
-            if kind is not _Kind.CANCEL:
+            cancel = f"{batch}.{_Kind.CANCEL.value}"
+            if kind is _Kind.PLAN and cancel in listed and batch not in self._active.batches:
+                self._acts.later(
+                    lambda name=name: self._refuse(name, "it was cancelled before it was opened")
+                )
+                self._acts.remove(f"{places.INBOX}/{cancel}")
+            elif kind is not _Kind.CANCEL:
                 self._obey(name, kind, now_ms)
             elif f"{batch}.{_Kind.PLAN.value}" not in listed:
                 self._cancel(batch, name, now_ms)

@@ -166,6 +166,7 @@ class Ledger:
         self.goal = ""
         self.inputs: Mapping[str, object] = {}
         self.opened_ms = self.ended_ms = 0  # by the coordinator's wall clock
+        self.paused_ms = 0  # between an end and the next round
         self.is_open = False
         self.is_cancelled = False
         self.outcome: Outcome | None = None
@@ -372,6 +373,8 @@ class Ledger:
         self.inputs, self.priority, self.goal = entry.inputs, entry.priority, entry.goal
         self.again = frozenset(entry.again)
         self.requests.add(entry.request)
+        if self.ended_ms and entry.at_ms:
+            self.paused_ms += max(0, entry.at_ms - self.ended_ms)
         self.is_cancelled, self.outcome, self.ended_ms = False, None, 0
         if self._parts:
             self._specs, self._parts = {spec.node.name: spec for spec in self._parts}, []

@@ -19,7 +19,7 @@ __all__ = ["draw", "draw_last", "summary_of"]
 def summary_of(ledger: Ledger, wall_ms: int) -> Summary:
     """The summary of a batch, at this time by the wall clock that its journal was written by."""
     end_ms = ledger.ended_ms or wall_ms
-    elapsed_ms = max(0, end_ms - ledger.opened_ms) if ledger.opened_ms else 0
+    elapsed_ms = max(0, end_ms - ledger.opened_ms - ledger.paused_ms) if ledger.opened_ms else 0
     return summarize(
         ledger.batch, ledger.plan, ledger.reports(), elapsed_ms, is_cancelled=ledger.is_cancelled
     )

@@ -21,7 +21,7 @@ _CAPITALS = re.compile(r"[A-Z][A-Z0-9_]*")
 _AFTER_CAPITALS = re.compile(r"\s*(?:[:(=|–—-]|$)")
 _AND = re.compile(r"\s*(?:,|/|and\b|&)\s*(?=[*_`{])")
 _DEFAULT = re.compile(
-    r"(?<!no )\bdefaults?(?:\s+value)?(?:\s*[:=]\s*|\s+(?:is|to)[:\s]\s*|\s+(?=[`\"']))"
+    r"(?<!no )\bdefaults?(?:\s+value)?(?:\s*[:=]\s*|\s+(?:is|to)[:\s]\s*|\s+(?=[`\"'\d]))"
     r"(?:`([^`]*)`|\"([^\"]*)\"|'([^']*)'|([^`\"'\s),;|][^),;|]*))",
     re.IGNORECASE,
 )
@@ -42,7 +42,7 @@ class Input:
 def inputs_of(lines: list[tuple[int, str]], findings: Findings) -> list[Input]:
     """The inputs that these lines of the section name."""
     found: dict[str, Input] = {}
-    for line, text in _entries(lines):
+    for line, text in _entries(_with_default_column(lines)):
         names, rest = _names(text)
         for name in names:
             if name in found:
@@ -57,6 +57,25 @@ def inputs_of(lines: list[tuple[int, str]], findings: Findings) -> list[Input]:
             else:
                 found[name] = _input(name, line, rest)
     return [each for each in found.values() if each.name not in BUILT_INS]
+
+
+def _with_default_column(lines: list[tuple[int, str]]) -> list[tuple[int, str]]:
+    """The lines, where the value in a column `default` of a table is written as a default in prose is."""
+    found: list[tuple[int, str]] = []
+    column = None
+    for number, line in lines:
+        bare = line.strip()
+        cells = [cell.strip() for cell in bare.strip("|").split("|")] if bare.startswith("|") else []
+        words = [cell.strip("*_` ").lower() for cell in cells]
+        default = ""
+        if not cells:
+            column = None
+        elif column is None:
+            column = next((at for at, word in enumerate(words) if word in ("default", "defaults")), None)
+        elif column < len(cells) and words[column].strip("-: –—"):
+            default = f" default: `{cells[column].strip('`')}`"
+        found.append((number, line + default))
+    return found
 
 
 def _entries(lines: list[tuple[int, str]]) -> list[tuple[int, str]]:
