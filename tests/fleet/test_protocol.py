@@ -200,12 +200,12 @@ def test_four_dead_agents_under_a_task_are_no_failures() -> None:
 
 
 def test_a_policy_that_counts_losses_as_failures_breaks_a_law(monkeypatch: pytest.MonkeyPatch) -> None:
-    def blame(task: str, state: Any, spec: Any, result: Result, crowd: Any) -> Any:
+    def blame(task: str, state: Any, spec: Any, result: Result, crowd: Any, *, has_other: bool) -> Any:
         if result.end is End.LOST:
             return Fail(
                 task, state.attempt, result.agent, result.end, is_final=state.failures + 1 >= spec.attempts
             )
-        return policy.judge(task, state, spec, result, crowd)
+        return policy.judge(task, state, spec, result, crowd, has_other=has_other)
 
     monkeypatch.setattr(judging, "judge", blame)
     with pytest.raises(BrokenLaw):

@@ -321,11 +321,10 @@ class EngineContract:
     ) -> None:
         """R36: even when the guards were killed, too, nothing survives the next start."""
         with daemon(engines.root, self.variant(FORKS_AND_EXITS, "m", tmp_path)) as host:
-            for pid in host.guard_pids:
-                os.kill(pid, signal.SIGSTOP)  # or it would do its work before we kill it
-            host.kill()
+            host.process.send_signal(signal.SIGSTOP)  # or it would see its guards go
             for pid in host.guard_pids:
                 os.kill(pid, signal.SIGKILL)
+            host.kill()
             await eventually(lambda: not set(host.guard_pids) & set(engines.pids()))
             assert engines.pids() != [], "nothing survived, so nothing was shown"
             with RootLock(engines.root / "run" / "daemon.lock"):

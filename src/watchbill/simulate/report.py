@@ -40,6 +40,7 @@ LAWS = (
     "an engine woke without its memory",
     "a request ran longer than its time limit",
     "a hung engine is not found",
+    "a stalling engine is not found",
     "stopped for a load that the disk prevents",
     "a higher class waits for a lower one",
     "a worse priority was loaded first",
