@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +15,6 @@ from support.eventually import wait_until
 from support.fleet_rig import AgentProcess, FleetRig, marked_processes
 from watchbill.fleet import places
 from watchbill.fleet.signals import Order
-
-
-@pytest.fixture
-def rig(tmp_path: Path) -> Iterator[FleetRig]:
-    made = FleetRig(tmp_path / "shared")
-    yield made
-    made.close()
-    wait_until(lambda: not marked_processes(str(tmp_path)))
 
 
 def finish(rig: FleetRig, seconds: float = 30.0) -> None:

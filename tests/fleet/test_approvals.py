@@ -1,14 +1,12 @@
 """Commands that wait for a person: who may let them run, what is remembered of it, and by whom (FLEET-10)."""
 
 import json
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from support.eventually import wait_until
-from support.fleet_rig import FleetRig, marked_processes
+from support.fleet_rig import FleetRig
 from watchbill import cli
 from watchbill.fleet import places
 from watchbill.fleet.disk import FolderDisk
@@ -17,14 +15,6 @@ from watchbill.fleet.ledger import Ledger, Phase
 from watchbill.fleet.reading import Follower, find_batch
 
 ASK = 'ask = ["touch *"]\n'
-
-
-@pytest.fixture
-def rig(tmp_path: Path) -> Iterator[FleetRig]:
-    made = FleetRig(tmp_path / "shared")
-    yield made
-    made.close()
-    wait_until(lambda: not marked_processes(str(tmp_path)))
 
 
 def task(name: str, command: str, *keys: str) -> str:

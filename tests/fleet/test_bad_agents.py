@@ -230,13 +230,6 @@ def test_a_failed_task_avoids_its_agent_where_another_can_run_it(tmp_path: Path)
 # ------------------------------------------------------------------ the agent
 
 
-@pytest.fixture
-def rig(tmp_path: Path):
-    found = FleetRig(tmp_path / "shared")
-    yield found
-    found.close()
-
-
 def hold_for(rig: FleetRig, agent: str, for_ms: int) -> None:
     from watchbill.fleet.signals import send
 

@@ -1,21 +1,8 @@
 """An agent runs what permissions.toml allows: what it denies fails with the rule, what it asks about waits."""
 
-from collections.abc import Iterator
-from pathlib import Path
-
-import pytest
-
 from support.eventually import wait_until
 from support.fleet_rig import FleetRig, marked_processes
 from watchbill.fleet import places
-
-
-@pytest.fixture
-def rig(tmp_path: Path) -> Iterator[FleetRig]:
-    made = FleetRig(tmp_path / "shared")
-    yield made
-    made.close()
-    wait_until(lambda: not marked_processes(str(tmp_path)))
 
 
 def task(name: str, command: str) -> str:

@@ -25,14 +25,6 @@ from watchbill.processes.sandbox import Cage, can_bubblewrap, can_landlock, in_b
 CAN = {Sandbox.LIGHT: can_landlock, Sandbox.STRICT: can_bubblewrap}
 
 
-@pytest.fixture
-def rig(tmp_path: Path) -> Iterator[FleetRig]:
-    made = FleetRig(tmp_path / "shared")
-    yield made
-    made.close()
-    wait_until(lambda: not marked_processes(str(tmp_path)))
-
-
 @pytest.fixture(params=[Sandbox.LIGHT, Sandbox.STRICT], ids=["light", "strict"])
 def level(request: pytest.FixtureRequest) -> Sandbox:
     if not CAN[request.param]():

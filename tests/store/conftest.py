@@ -19,6 +19,16 @@ STATES = ("queue", "queue-in-flight", "queue-done", "queue-poison")
 PROGRAMS = Path(__file__).parent / "programs"
 
 
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "spool"
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    return tmp_path / "corpus.jsonl"
+
+
 @pytest.fixture(params=["ext4", "xfs"])
 def disk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Disk]:
     """A loop-mounted disk, once as ext4 and once as xfs."""

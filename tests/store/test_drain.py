@@ -39,16 +39,6 @@ def event(number: int | str, **rest: object) -> dict[str, object]:
     return {"id": str(number), "kind": "note", "ts": 1, **rest}
 
 
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "spool"
-
-
-@pytest.fixture
-def corpus(tmp_path: Path) -> Path:
-    return tmp_path / "corpus.jsonl"
-
-
 def ids(corpus: Path) -> list[str]:
     return [line.id for line in reader.read(corpus, unique=False)]
 

@@ -44,16 +44,6 @@ def poisoned(spool: Spool) -> list[str]:
     ]
 
 
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "spool"
-
-
-@pytest.fixture
-def corpus(tmp_path: Path) -> Path:
-    return tmp_path / "corpus.jsonl"
-
-
 #: Where a try ends: after the lease, in the handler of the operator, or between the corpus and the end of the lease.
 DEATHS = ("leased", "handled", "stored")
 

@@ -34,11 +34,6 @@ NAME = re.compile(r"\d{19}-[0-9a-f]{16}~0\.jsonl")
 MODES = ["wal", "event", "none"]
 
 
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "spool"
-
-
 def files(path: Path, state: str) -> list[str]:
     return sorted(file.name for file in (path / state).rglob("*.jsonl") if "/." not in str(file))
 

@@ -38,10 +38,10 @@ if TYPE_CHECKING or __package__:
         RESTORED_SIGNALS,
         STUCK_ROUND_MS,
         drain,
-        on_nothing,
         open_private,
         own_tree,
         send,
+        wake_for_signals,
     )  # fmt: skip
 else:  # a program of its own: nothing of Watchbill but the file beside this one
     sys.path.append(os.path.dirname(os.path.abspath(__file__)))
@@ -51,10 +51,10 @@ else:  # a program of its own: nothing of Watchbill but the file beside this one
         RESTORED_SIGNALS,
         STUCK_ROUND_MS,
         drain,
-        on_nothing,
         open_private,
         own_tree,
         send,
+        wake_for_signals,
     )  # fmt: skip
 
 #: The variable by which every process of a task can be told from those of another task.
@@ -231,14 +231,10 @@ class CrewGuard:
             self.wait()
 
     def listen(self) -> None:
-        for end in (*self.wake, self.status):
-            os.set_blocking(end, False)
-        signal.set_wakeup_fd(self.wake[1], warn_on_full_buffer=False)
-        for number in (signal.SIGCHLD, signal.SIGINT, signal.SIGHUP):
-            signal.signal(number, on_nothing)
+        os.set_blocking(self.status, False)
+        wake_for_signals(self.poll, self.wake)
         signal.signal(signal.SIGTERM, self.on_term)
         self.poll.register(self.control, select.POLLIN)
-        self.poll.register(self.wake[0], select.POLLIN)
 
     def on_term(self, *_: object) -> None:
         """Notes that this guard got TERM itself."""

@@ -93,15 +93,9 @@ class Guard:
 
     def listen(self) -> None:
         """Registers for the daemon's pipe, the death of children, and signals."""
-        for end in self.wake:
-            os.set_blocking(end, False)
-        signal.set_wakeup_fd(self.wake[1], warn_on_full_buffer=False)
-        # Handlers, not SIG_IGN: an ignored signal would stay ignored in the engine.
-        for number in (signal.SIGCHLD, signal.SIGINT, signal.SIGHUP):
-            signal.signal(number, on_nothing)
+        wake_for_signals(self.poll, self.wake)
         signal.signal(signal.SIGTERM, self.on_term)
         self.poll.register(self.control, select.POLLIN)
-        self.poll.register(self.wake[0], select.POLLIN)
 
     def on_term(self, *_: object) -> None:
         """Ends this guard with its tree: it got TERM itself."""
@@ -294,6 +288,17 @@ def shorter(first_ms: int | None, second_ms: int | None) -> int | None:
     """The shorter of two waits; None means without limit."""
     waits = [wait for wait in (first_ms, second_ms) if wait is not None]
     return min(waits, default=None)
+
+
+def wake_for_signals(poll: select.poll, wake: tuple[int, int]) -> None:
+    """Lets the death of a child, and signals that mean nothing else to a guard, end a wait of `poll`."""
+    for end in wake:
+        os.set_blocking(end, False)
+    signal.set_wakeup_fd(wake[1], warn_on_full_buffer=False)
+    # Handlers, not SIG_IGN: an ignored signal would stay ignored in what the guard starts.
+    for number in (signal.SIGCHLD, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, on_nothing)
+    poll.register(wake[0], select.POLLIN)
 
 
 def on_nothing(*_: object) -> None:
