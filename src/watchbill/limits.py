@@ -753,6 +753,9 @@ AGENT_LEASE_MS = 60_000
 #: Polling of the queue where arrivals cannot be heard: with free slots and work at hand, and without work.
 AGENT_POLL_BUSY_MS = 1_000
 AGENT_POLL_IDLE_MS = 5_000
+#: How long an agent that starts waits for the marker of its shared folder, and how often it looks.
+FLEET_WAIT_MS = 60_000
+FLEET_LOOK_MS = 500
 #: How long a second agent of the same name watches the heartbeat of the first.
 AGENT_RIVAL_WATCH_MS = 65_000
 #: What running tasks get to end by themselves after SIGTERM.

@@ -106,13 +106,14 @@ GPU = {"devices": ["gpu:1"], "budget_available_mb": 4915, "model": "qwen", "mode
 def test_a_plan_that_no_agent_could_run_is_refused_with_what_there_is(
     fleet: FleetFolder, task: str, line: int, told: str
 ) -> None:
-    """PLAN-03: at once, with the line and what the agents have; nothing is queued."""
+    """PLAN-03, FLEET-02: by check and submit, with the line and what the agents have; nothing is queued."""
     folder = fleet.write_plan("p", f"### ask\n{task}", inputs="- `MODEL` (default: rare)")
     seen(fleet, "gpu-1", **GPU)
-    done = fleet.plan("submit", "p")
-    assert done.returncode == 2
-    assert f"plan.md:{line}: ask {told}" in done.stderr, done.stderr
-    assert "gpu-1 (1 cpu, 4,915 MB for scripts, models qwen)" in done.stderr
+    here = fleet.run("plan", "check", str(folder))  # the shared folder that it lies in
+    for done in (fleet.plan("submit", "p"), fleet.plan("check", "p"), here):
+        assert done.returncode == 2
+        assert f"plan.md:{line}: ask {told}" in done.stderr, done.stderr
+        assert "gpu-1 (1 cpu, 4,915 MB for scripts, models qwen)" in done.stderr
     assert not (folder / "history").exists()
 
 

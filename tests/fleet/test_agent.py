@@ -13,6 +13,8 @@ import pytest
 
 from support.eventually import wait_until
 from support.fleet_rig import AgentProcess, FleetRig, marked_processes
+from watchbill.errors import OursError
+from watchbill.files.host import host_name
 from watchbill.fleet import places
 from watchbill.fleet.signals import Order
 
@@ -395,17 +397,33 @@ def test_a_second_agent_of_the_name_is_refused(rig: FleetRig) -> None:
     assert f"(pid {first.process.pid})" in second.said() and "another name" in second.said()
     third = rig.start("cpu-1", WATCHBILL_HOME=str(rig.root.parent / "home-other"))
     assert third.process.wait(60) == 2
-    assert f"with pid {first.process.pid}" in third.said()
+    assert f"on the host {host_name()} with pid {first.process.pid}" in third.said()
+    assert f"watchbill signal cpu-1 stop --root {rig.root}" in third.said()
 
 
-def test_a_folder_that_is_no_fleet_is_refused(tmp_path: Path) -> None:
-    """An unmounted mount point is an empty folder."""
+def test_an_agent_waits_for_its_folder_and_says_so(tmp_path: Path) -> None:
+    """FLEET-09: a folder that is mounted, or coordinated for the first time, after the agent has started."""
     rig = FleetRig(tmp_path / "shared")
-    (rig.root / places.MARKER).unlink()
+    marker, kept = rig.root / places.MARKER, rig.root / "kept"
+    marker.rename(kept)
     agent = rig.start("cpu-1")
-    assert agent.process.wait(60) == 2
-    assert "has no fleet.json" in agent.said()
+    wait_until(lambda: "has no fleet.json, waiting for 60 s" in agent.said())
+    assert f"watchbill coordinator --root {rig.root}" in agent.said()
+    kept.rename(marker)
+    wait_until(agent.heartbeat)
     rig.close()
+
+
+def test_a_folder_that_does_not_become_a_fleet_is_refused_in_the_end(tmp_path: Path) -> None:
+    """An unmounted mount point is an empty folder."""
+    told: list[str] = []
+    with pytest.raises(places.NoFleet, match=r"has had no fleet\.json for 1 s") as refused:
+        places.wait_for_root(tmp_path, 1_000, told.append)
+    assert f"watchbill coordinator --root {tmp_path}" in refused.value.hint
+    assert len(told) == 1
+    (tmp_path / places.MARKER).write_text('{"format": 9}')
+    with pytest.raises(OursError, match="format 9"):  # that would not pass with time
+        places.wait_for_root(tmp_path, 60_000, told.append)
 
 
 # ------------------------------------------------------------------ the command line

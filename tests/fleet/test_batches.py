@@ -138,6 +138,9 @@ def test_a_failing_task_is_named_in_status_logs_summary_and_escalation(fleet: Fl
         for text in ("Show it.", "### bad", "exit code 3", "why", f"plan resume {batch}", "exit 3")
     )
     assert "because of bad" in fleet.plan("status", batch).stdout
+    [explain, resume] = [line.split() for line in told.splitlines() if line.startswith("watchbill ")]
+    pasted = [fleet.run(*words[1:]) for words in (explain, resume)]  # no environment names the folder
+    assert [done.returncode for done in pasted] == [0, 0], pasted
 
 
 def test_a_task_that_does_not_produce_what_it_promises_fails(fleet: FleetFolder) -> None:

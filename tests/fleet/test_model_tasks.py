@@ -121,26 +121,36 @@ def test_tasks_that_name_a_model_go_to_the_agent_that_serves_it(rig: Rig) -> Non
 
 
 def test_an_answer_that_cannot_be_written_is_a_failure_of_its_task_alone(rig: Rig) -> None:
-    """PLAN-02, FLEET-09: an output that is a folder or lies elsewhere; the coordinator goes on."""
+    """PLAN-02, FLEET-09: an output that is a folder or lies elsewhere; the coordinator goes on.
+
+    One that a value leads out of its folder, or out of the shared one, has failed before the model is asked, once.
+    """
     fleet = rig(model("qwen", "words") + AGENT)
-    fleet.write_plan(
+    folder = fleet.write_plan(
         "p",
         "### folder\n- **prompt**: Go.\n- **output**: {PLAN_PATH}/scripts\n- **retries**: 0\n"
         "### below\n- **prompt**: Go.\n- **output**: {PLAN_PATH}/plan.md/x\n- **retries**: 0\n"
-        "### outside\n- **prompt**: Go.\n- **output**: {WHERE}/x\n- **retries**: 0\n"
+        "### outside\n- **prompt**: Go.\n- **output**: {WHERE}/x\n"
+        "### each\n- **prompt**: Go.\n- **output**: {BATCH_PATH}/said/{ITEM.id}.txt\n- **foreach**: items.json:all\n"
         "### well\n- **prompt**: Go.\n- **output**: {BATCH_PATH}/well.txt\n",
         inputs="- `WHERE` (default: /tmp)",
     )
+    (folder / "items.json").write_text(
+        json.dumps({"all": [{"id": each} for each in ("a", "../x", "b/../../c")]})
+    )
     batch = fleet.submit("p")
     assert fleet.wait(batch) == 1
-    found = {each["id"]: (each["state"], each["why"]) for each in fleet.status(batch)["tasks"]}
-    assert found.pop("well") == ("complete", "")
-    assert set(found.values()) == {("failed", "missing_output")}
+    tasks = fleet.status(batch)["tasks"]
+    found = {each["id"]: (each["state"], each["why"], each["attempt"]) for each in tasks}
+    assert (found.pop("well"), found.pop("each_a")) == (("complete", "", 1), ("complete", "", 1))
+    assert [found.pop(name) for name in ("outside", "each_2", "each_3")] == [("failed", "wrong", 1)] * 3
+    assert set(found.values()) == {("failed", "missing_output", 1)}
+    assert sorted(path.name for path in fleet.batch("p", batch).glob("said/*")) == ["a.txt"]
+    assert "{ITEM.id} is '../x', which leads out of that folder" in fleet.plan("logs", "each_2").stdout
     assert (fleet.batch("p", batch) / "well.txt").read_text().strip() == "words"
     summary = fleet.summary("p", batch)
-    assert "not a regular file" in json.dumps(summary) and "leads out of the shared folder" in json.dumps(
-        summary
-    )
+    assert "not a regular file" in json.dumps(summary)
+    assert "/tmp/x is not in the shared folder" in json.dumps(summary)
 
 
 def test_an_answer_that_is_aborted_stops_its_engine_and_shows_its_progress_before(rig: Rig) -> None:

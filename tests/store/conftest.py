@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from support.forked import Child
-from support.power_cut import Disk, loop_disk, need_root_and, run_tool
+from support.power_cut import Disk, loop_disk
+from support.small_disk import small_disks
 from watchbill.spool.names import stem_of
 
 STATES = ("queue", "queue-in-flight", "queue-done", "queue-poison")
@@ -39,22 +40,8 @@ def disk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Disk]:
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
     """Mount a tmpfs with these options; more than one at a time is fine."""
-    need_root_and("mount")
-    mounted: list[Path] = []
-
-    def mount(options: str) -> Path:
-        path = tmp_path / f"small{len(mounted)}"
-        path.mkdir()
-        try:
-            run_tool("mount", "-t", "tmpfs", "-o", options, "tmpfs", os.fspath(path))
-        except OSError as error:
-            pytest.skip(f"no tmpfs here: {error}")
-        mounted.append(path)
-        return path
-
-    yield mount
-    for path in mounted:
-        subprocess.run(["umount", "-l", os.fspath(path)], check=False)
+    with small_disks(tmp_path) as mount:
+        yield mount
 
 
 @pytest.fixture

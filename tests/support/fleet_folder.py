@@ -22,8 +22,8 @@ __all__ = ["FleetFolder", "shared_folder"]
 class FleetFolder:
     """One shared folder; ends every process that it started."""
 
-    def __init__(self, folder: Path) -> None:
-        self.root = folder / "shared"
+    def __init__(self, folder: Path, root: Path | None = None) -> None:
+        self.root = root or folder / "shared"
         (self.root / "plans").mkdir(parents=True)
         self.home = folder
         self.started: list[subprocess.Popen[bytes]] = []
@@ -126,9 +126,9 @@ class FleetFolder:
 
 
 @contextmanager
-def shared_folder(folder: Path) -> Iterator[FleetFolder]:
-    """A shared folder whose processes end with the test."""
-    found = FleetFolder(folder)
+def shared_folder(folder: Path, root: Path | None = None) -> Iterator[FleetFolder]:
+    """A shared folder whose processes end with the test; `root` where it lies on a disk of its own."""
+    found = FleetFolder(folder, root)
     try:
         yield found
     finally:

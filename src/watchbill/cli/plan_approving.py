@@ -12,6 +12,7 @@ from watchbill.cli.plan_batches import asked, batch_of_task
 from watchbill.cli.terminal import Terminal, plain
 from watchbill.errors import OursError
 from watchbill.files.host import host_name
+from watchbill.fleet import places
 from watchbill.fleet.approving import Answer, Question, Verdict, answer, question_of, questions_of
 from watchbill.fleet.disk import FolderDisk
 from watchbill.fleet.ledger import Ledger, Phase
@@ -62,7 +63,7 @@ def answer_questions(
     """`plan approve TASK` and `plan deny TASK`: leave the answer for the coordinator."""
     folder, disk = open_fleet(root)
     place, ledger = batch_of_task(disk, tasks[0], batch)
-    meant = [each for task in tasks for each in _waiting(ledger, task)]
+    meant = [each for task in tasks for each in _waiting(folder, ledger, task)]
     digests = {task: question_of(ledger, task).digest for task in meant}
     who = f"{_user()}@{host_name()}"
     answer(disk, Answer(secrets.token_hex(6), place.batch, place.plan, verdict, digests, who, reason))
@@ -75,16 +76,15 @@ def answer_questions(
     return 0
 
 
-def _waiting(ledger: Ledger, task: str) -> list[str]:
+def _waiting(folder: Path, ledger: Ledger, task: str) -> list[str]:
     """The waiting tasks that a name means. Raises OursError where none waits."""
     if task not in ledger:
         raise OursError(f"{ledger.batch} has no task {task}")
     found = [each for each in ledger.tasks_of(task) or (task,) if ledger.phase(each) is Phase.MANUAL]
     if not found:
         state = "" if ledger.tasks_of(task) else f" is {ledger.phase(task).value}, and"
-        raise OursError(
-            f"{task} of {ledger.batch}{state} does not wait for a person", hint="see: watchbill plan approve"
-        )
+        hint = f"see: {places.fleet_command(folder, 'plan', 'approve')}"
+        raise OursError(f"{task} of {ledger.batch}{state} does not wait for a person", hint=hint)
     return found
 
 

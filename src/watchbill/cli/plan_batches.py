@@ -16,7 +16,6 @@ from watchbill.cli.plan_submitting import read_inputs
 from watchbill.cli.plan_views import (
     BatchView,
     coordinator_of,
-    fleet_command,
     follow,
     overview,
     overview_fields,
@@ -106,7 +105,8 @@ def wait_for_batch(batch: str, *, timeout: float | None, root: Path | None, quie
 def _newest(disk: FolderDisk) -> str:
     every = batches_of(disk)
     if not every:
-        raise OursError("there are no batches", hint="submit a plan: watchbill plan submit PLAN")
+        hint = f"submit a plan: {places.fleet_command(disk.root, 'plan', 'submit', 'PLAN')}"
+        raise OursError("there are no batches", hint=hint)
     active = [each for each in every if each.is_active or each.is_submitted]
     return (active or every)[-1].batch
 
@@ -209,6 +209,8 @@ def _attempt_of(
 
 def _print_log(disk: FolderDisk, attempt: _Attempt, terminal: Terminal) -> None:
     kept = {name: content for name in ("stdout", "stderr", "result.json") if (content := attempt.file(name))}
+    if _is_last_line(kept.get("result.json", b""), kept.get("stdout", b"")):
+        del kept["result.json"]  # it would be shown twice
     for name, content in kept.items():
         terminal.note(f"--- {plain(attempt.folder / name)}")
         terminal.write(content.decode("utf-8", "replace"))
@@ -225,6 +227,15 @@ def _print_log(disk: FolderDisk, attempt: _Attempt, terminal: Terminal) -> None:
     tail = _tail_of(disk, attempt.ledger, attempt.task, attempt.number).rstrip("\n")
     so_far = attempt.file(places.SO_FAR).decode("utf-8", "replace").rstrip("\n")
     terminal.show(plain(tail or so_far or "the attempt wrote nothing that was kept"))
+
+
+def _is_last_line(result: bytes, output: bytes) -> bool:
+    """Whether a result is the last line of the output, spelled in whatever way."""
+    try:
+        last = cast("object", jsonlib.loads(output.rstrip().rpartition(b"\n")[2]))
+        return cast("object", jsonlib.loads(result)) == last
+    except (ValueError, RecursionError):
+        return False
 
 
 def _log_fields(disk: FolderDisk, place: BatchPlace, attempt: _Attempt) -> dict[str, object]:
@@ -278,7 +289,7 @@ def batch_of_task(disk: FolderDisk, task: str, batch: str | None) -> tuple[Batch
         place = find_batch(disk, batch)
         ledger = Follower(disk, place).read()
         if task not in ledger:
-            hint = f"see: watchbill plan status {place.batch} --json"
+            hint = f"see: {places.fleet_command(disk.root, 'plan', 'status', place.batch, '--json')}"
             raise OursError(f"{place.batch} has no task {task}", hint=hint)
         return place, ledger
     for place in reversed([each for each in batches_of(disk) if each.has_journal]):
@@ -336,12 +347,11 @@ def resume_batch(
     place = find_batch(disk, batch)
     ledger = Follower(disk, place).read()
     if not place.has_journal or not ledger.is_open:
-        hint = f"submit it again: watchbill plan submit {place.plan}"
+        hint = f"submit it again: {places.fleet_command(folder, 'plan', 'submit', place.plan)}"
         raise OursError(f"{place.batch} has no journal to go on from", hint=hint)
     if ledger.outcome is None:
-        raise OursError(
-            f"{place.batch} still runs", hint=f"cancel it first: watchbill plan cancel {place.batch}"
-        )
+        hint = f"cancel it first: {places.fleet_command(folder, 'plan', 'cancel', place.batch)}"
+        raise OursError(f"{place.batch} still runs", hint=hint)
     checked = read_with_bash(folder / "plans" / place.plan / "plan.md")
     if not checked.is_right:
         tell(folder / "plans" / place.plan / "plan.md", checked, terminal, json=json)
@@ -388,4 +398,4 @@ def asked(folder: Path, disk: FolderDisk, terminal: Terminal, text: str) -> None
     """Say that a request is left in the folder, and whether somebody is there to read it."""
     terminal.note(plain(text))
     if coordinator_of(disk).is_dead:
-        terminal.note(f"no coordinator runs; start one: {fleet_command(folder, 'coordinator')}")
+        terminal.note(f"no coordinator runs; start one: {places.fleet_command(folder, 'coordinator')}")

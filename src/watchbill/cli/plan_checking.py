@@ -7,8 +7,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from watchbill.cli.fleet_root import FLEET_VARIABLE
+from watchbill.cli.plan_agents import Agents
 from watchbill.cli.terminal import Terminal, plain
 from watchbill.errors import ConfigError, NameRefused, Problem
+from watchbill.fleet import places as fleet_places
+from watchbill.fleet.disk import FolderDisk
 from watchbill.names import check_folder_name
 from watchbill.plans.bash_parse import parse_only
 from watchbill.plans.check import Checked, read_plan
@@ -26,6 +29,11 @@ def check_plan(plan: str, *, json: bool, root: Path | None, quiet: bool) -> int:
     """`plan check`."""
     file, terminal = find_plan(plan, root), Terminal(quiet=quiet)
     checked = read_with_bash(file)
+    fleet = fleet_of(file, root)
+    if checked.is_right and fleet is not None:
+        agents = Agents.joined(FolderDisk(fleet))
+        defaults = {each.name: each.default for each in checked.plan.inputs if each.default is not None}
+        agents.refuse_what_none_could_run(checked.plan, defaults, checked.findings)
     tell(file, checked, terminal, json=json)
     return 0 if checked.is_right else WRONG
 
@@ -61,6 +69,13 @@ def find_plan(named: str, root: Path | None, environment: Mapping[str, str] = os
             return place
     looked = ", ".join(map(str, places))
     raise ConfigError(f"there is no plan {named}: looked for {looked}; name a folder with a {PLAN_FILE}")
+
+
+def fleet_of(file: Path, root: Path | None, environment: Mapping[str, str] = os.environ) -> Path | None:
+    """The shared folder whose agents would run a plan: the one that is named, else the one that the plan lies in."""
+    named = root or environment.get(FLEET_VARIABLE)
+    folder = Path(named) if named else file.resolve().parent.parent.parent
+    return folder if (folder / fleet_places.MARKER).is_file() else None
 
 
 def _in_root(named: str, root: Path | None) -> list[Path]:

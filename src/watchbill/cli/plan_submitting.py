@@ -18,7 +18,7 @@ from watchbill import limits
 from watchbill.cli.fleet_root import find_fleet
 from watchbill.cli.plan_agents import Agents
 from watchbill.cli.plan_checking import WRONG, find_plan, read_with_bash, tell
-from watchbill.cli.plan_views import coordinator_of, fleet_command
+from watchbill.cli.plan_views import coordinator_of
 from watchbill.cli.terminal import Terminal, plain
 from watchbill.errors import OursError
 from watchbill.fleet import places
@@ -159,8 +159,10 @@ def _told(folder: Path, order: ExecutePlan, terminal: Terminal, *, json: bool) -
         if isinstance(value, BelowRoot):
             terminal.note(plain(f"{name} is in the shared folder: machines read it as {{ROOT}}/{value.path}"))
     if coordinator_of(FolderDisk(folder)).is_dead:
-        terminal.note(f"no coordinator runs; start one: {fleet_command(folder, 'coordinator')}")
-    terminal.note(f"follow it with: {fleet_command(folder, 'plan', 'status', order.batch, '--follow')}")
+        terminal.note(f"no coordinator runs; start one: {places.fleet_command(folder, 'coordinator')}")
+    terminal.note(
+        f"follow it with: {places.fleet_command(folder, 'plan', 'status', order.batch, '--follow')}"
+    )
 
 
 # ------------------------------------------------------------------ --dry-run

@@ -1,7 +1,6 @@
 """How batches are shown: lists, tables and live progress, from the shared folder alone. Standard library only."""
 
 import json as jsonlib
-import shlex
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -24,7 +23,7 @@ from watchbill.fleet.values import Fields, fields_of
 from watchbill.units import format_millis
 
 __all__ = [
-    "BatchView", "coordinator_of", "fleet_command", "follow", "overview", "overview_fields", "show_batch",
+    "BatchView", "coordinator_of", "follow", "overview", "overview_fields", "show_batch",
     "show_overview", "told_hold", "wait",
 ]  # fmt: skip
 
@@ -37,11 +36,6 @@ _PARTS = {
     TaskStage.COMPLETE: ("█", "green"), TaskStage.FAILED: ("▓", "red"), TaskStage.RUNNING: ("▒", "cyan"),
 }  # fmt: skip
 _BAR_CELLS = 40
-
-
-def fleet_command(folder: Path, *words: str) -> str:
-    """A command that names this folder, and works when it is pasted."""
-    return shlex.join(["watchbill", *words, "--root", str(folder)])
 
 
 # ------------------------------------------------------------------ coordinator and agents
@@ -128,7 +122,7 @@ def _agent(name: str, heartbeat: Heartbeat, holdings: Holdings) -> AgentView:
 
 def told_hold(root: Path, agent: str, hold: OnHold) -> str:
     """That an agent claims nothing, why, and the command that lets it go on."""
-    lift = fleet_command(root, "signal", agent, "resume")
+    lift = places.fleet_command(root, "signal", agent, "resume")
     if hold.why is HeldWhy.PERSON:
         return f"{agent} is held: it was told to claim nothing; let it go on: {lift}"
     left = "soon" if hold.left_ms is None else f"in about {format_millis(hold.left_ms)}"
@@ -270,7 +264,7 @@ def _told_coordinator(view: "BatchView") -> str:
     """That nobody takes care of a batch; "" where somebody does."""
     brain = coordinator_of(view.disk)
     if brain.is_dead:
-        return f"no coordinator runs; start one: {fleet_command(view.root, 'coordinator')}"
+        return f"no coordinator runs; start one: {places.fleet_command(view.root, 'coordinator')}"
     if brain.silent_ms > limits.COORDINATOR_SILENCE_SHOWN_MS:
         return (
             f"the coordinator (host {brain.host or '?'}, pid {brain.pid}) has been silent for "
@@ -385,7 +379,7 @@ def show_overview(found: Overview, terminal: Terminal) -> None:
     """Print it."""
     brain = found.coordinator
     if brain.is_dead:
-        terminal.show(f"coordinator: none; start one: {fleet_command(found.root, 'coordinator')}")
+        terminal.show(f"coordinator: none; start one: {places.fleet_command(found.root, 'coordinator')}")
     else:
         silent = brain.silent_ms > limits.COORDINATOR_SILENCE_SHOWN_MS
         since = (
@@ -405,7 +399,9 @@ def show_overview(found: Overview, terminal: Terminal) -> None:
     if not living:
         terminal.show("agents: none lives; tasks wait in tasks/queue/")
     if not found.batches:
-        terminal.show("no batches; submit a plan: watchbill plan submit PLAN")
+        terminal.show(
+            f"no batches; submit a plan: {places.fleet_command(found.root, 'plan', 'submit', 'PLAN')}"
+        )
         return
     rows = [
         [

@@ -15,7 +15,6 @@ import asyncio
 import contextlib
 import logging
 import os
-import shlex
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
@@ -195,26 +194,31 @@ class Agent:
         pulse, name = former.pulse, self._options.name
         if pulse.boot_id == boot_id():
             if pulse.pid != os.getpid() and kernel_says(pulse.pid, pulse.start_time):
-                raise OursError(
-                    f"an agent {name} runs already, with pid {pulse.pid}",
-                    hint="stop that one, or give this one another name",
-                )
+                raise self._rival(former)
             return
         if pulse.boot_id == await self._files.do(self._former_boot):
             return  # our own, before this machine was started anew
         seconds = limits.AGENT_RIVAL_WATCH_MS // 1000
-        _LOG.info("an agent %s was seen on another machine: watching for %s s", name, seconds)
+        host = Fields(former.values).text("host") or "another machine"
+        _LOG.info("an agent %s was seen on %s: watching for %s s", name, host, seconds)
         await self._watch_rival(desk, pulse)
+
+    def _rival(self, rival: Heartbeat) -> OursError:
+        """That another agent of this name lives, and where."""
+        name, host = self._options.name, Fields(rival.values).text("host")
+        where = f"on the host {host} " if host else ""
+        stop = places.fleet_command(self._options.root, "signal", name, "stop")
+        return OursError(
+            f"an agent {name} runs already, {where}with pid {rival.pulse.pid}",
+            hint=f"stop that one with {stop}, or give this one another name",
+        )
 
     async def _watch_rival(self, desk: Desk, pulse: Pulse) -> None:
         deadline = time.monotonic() + limits.AGENT_RIVAL_WATCH_MS / 1000
         while time.monotonic() < deadline and not self._is_leaving:
             now = await self._files.do(desk.former)
             if now is not None and now.pulse != pulse:
-                raise OursError(
-                    f"an agent {self._options.name} runs on another machine, with pid {now.pulse.pid}",
-                    hint="stop that one, or give this one another name",
-                )
+                raise self._rival(now)
             await self._pause(self._care, limits.AGENT_POLL_BUSY_MS)
 
     @property
@@ -563,8 +567,7 @@ class Agent:
         replace_file(self._held_file, b"")
 
     def _how_to_lift(self) -> str:
-        words = ["watchbill", "signal", self._options.name, "resume", "--root", str(self._options.root)]
-        return shlex.join(words)
+        return places.fleet_command(self._options.root, "signal", self._options.name, "resume")
 
     def _end_task(self, signal: Signal) -> bool:
         """Ends the tasks that a signal names; False where there is none."""

@@ -55,7 +55,8 @@ def run_agent(
     device: DeviceOptions | None = None,
 ) -> int:
     """Runs an agent until it is told to leave. Raises OursError when it must not start."""
-    folder = private_folder(state, name, places.check_root(root))
+    fleet_id = places.wait_for_root(root, limits.FLEET_WAIT_MS, _LOG.warning)
+    folder = private_folder(state, name, fleet_id)
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     lock = HostLock(folder / "lock")
     try:

@@ -76,16 +76,18 @@ class Coordinator:
         pulse: Pulse,
         *,
         host: str = "",
+        root: str = "",
         wall_ms: Callable[[], int],
         stuck_after_ms: int = limits.STUCK_AFTER_MS,
         summary_every_ms: int = limits.SUMMARY_EVERY_MS,
     ) -> None:
-        """`wall_ms` is for people: no decision depends on it."""
+        """`wall_ms`, `host` and `root`, where this machine has the shared folder, are for people and decide nothing."""
         self._disk = disk
         self._board = Board(disk)
         self._watcher = watcher
         self._pulse = pulse
         self._host = host
+        self._root = root
         self._wall_ms = wall_ms
         self._summary_every_ms = summary_every_ms
         self._results = ResultReader(disk)
@@ -375,7 +377,7 @@ class Coordinator:
 
     def _close_batch(self, name: str) -> None:
         batch = self._active.batches[name]
-        draw_last(self._disk, batch.ledger, self._wall_ms())
+        draw_last(self._disk, batch.ledger, self._wall_ms(), self._root)
         self._disk.remove(f"{places.ACTIVE}/{name}.json")
         self._active.forget(name)
 

@@ -30,6 +30,7 @@ from watchbill.fleet.work import (
     CannotCage,
     Finished,
     NotForUs,
+    NotNow,
     Prepared,
     Setting,
     conclude,
@@ -254,14 +255,17 @@ class Desk:
             if isinstance(prepared, Prepared):
                 done.prepared.append(prepared)
             else:
-                why = told(prepared, Fields(slip.work).text("command"), slip.batch, slip.task)
+                command = Fields(slip.work).text("command")
+                why = told(prepared, command, slip.batch, slip.task, self.root)
                 self._refuse(name, _ENDS[prepared.action], why)
         except NotForUs:
             self.give_back(name, now_ms)
         except CannotCage as error:
             self._refuse(name, End.NOT_RUNNABLE, f"{error}; {error.hint}")
-        except OursError as error:
+        except NotNow as error:
             self._refuse(name, End.FAILED, str(error))
+        except OursError as error:
+            self._refuse(name, End.WRONG, str(error))
         except OSError as error:
             self._refuse(name, End.FAILED, f"it could not be prepared: {error}")
 

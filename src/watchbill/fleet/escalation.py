@@ -4,11 +4,11 @@ Pure: from the ledger of a batch to `brain/escalations/BATCH.md` with the goal, 
 last errors, what was tried, and how to go on.
 """
 
-import shlex
 from collections.abc import Iterator
 
 from watchbill import limits
 from watchbill.fleet.ledger import Ledger, Phase
+from watchbill.fleet.places import fleet_command
 from watchbill.plans.summary import Summary
 
 __all__ = ["escalation"]
@@ -17,7 +17,7 @@ _FAILED = (Phase.FAILED, Phase.MANUAL)
 _FENCE = "````"
 
 
-def escalation(ledger: Ledger, summary: Summary) -> str:
+def escalation(ledger: Ledger, summary: Summary, root: str = "") -> str:
     """The text of the file."""
     failed = [task for task in ledger.tasks() if ledger.phase(task) in _FAILED]
     shown = failed[: limits.ESCALATION_TASKS_MAX]
@@ -30,7 +30,7 @@ def escalation(ledger: Ledger, summary: Summary) -> str:
         lines += [f"{len(failed) - len(shown):,} more tasks failed; see RUN_SUMMARY.json.", ""]
     if not failed:
         lines += ["None: tasks were skipped or cancelled.", ""]
-    return "\n".join([*lines, *_how_to_go_on(ledger)])
+    return "\n".join([*lines, *_how_to_go_on(ledger, root)])
 
 
 def _state(summary: Summary) -> Iterator[str]:
@@ -66,11 +66,19 @@ def _fenced(title: str, text: str) -> Iterator[str]:
         yield from ("", f"**{title}**:", "", _FENCE, cut.rstrip("\n"), _FENCE)
 
 
-def _how_to_go_on(ledger: Ledger) -> Iterator[str]:
-    batch = shlex.quote(ledger.batch)
+def _how_to_go_on(ledger: Ledger, root: str) -> Iterator[str]:
+    resume = ("plan", "resume", ledger.batch)
     yield from ("## How to go on", "")
     yield f"Correct `plans/{ledger.plan}/plan.md` or its scripts, then:"
-    yield from ("", _FENCE, f"watchbill plan resume {batch} --explain")
-    yield from (f"watchbill plan resume {batch}", _FENCE, "")
+    yield from (
+        "",
+        _FENCE,
+        fleet_command(root, *resume, "--explain"),
+        fleet_command(root, *resume),
+        _FENCE,
+        "",
+    )
+    if root:
+        yield f"`{root}` is the shared folder where the coordinator runs: use the path that it has on your machine."
     yield "Complete tasks whose command, scripts, inputs and items did not change are kept."
     yield ""

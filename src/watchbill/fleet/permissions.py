@@ -30,6 +30,7 @@ from pathlib import Path
 from watchbill import limits
 from watchbill.errors import ConfigError, Problem
 from watchbill.files.atomic import NotAFile, read_regular
+from watchbill.fleet import places
 from watchbill.fleet.rules import (
     FILE,
     About,
@@ -154,11 +155,14 @@ def _read_rules_once(text: str, origin: str) -> Rules:
     return read_rules(text, origin)
 
 
-def told(ruling: Ruling, command: str, batch: str, task: str) -> str:
+def told(ruling: Ruling, command: str, batch: str, task: str, root: Path | str = "") -> str:
     """A ruling against a command for people: what happened, which rule says so, and what to do."""
-    named = f"{shlex.quote(task)} --batch {shlex.quote(batch)}"
-    once = f"to let it run, use: watchbill plan approve {named}; " if ruling.yields_to_a_person else ""
-    return f"{ruling}; {once}{_way_out(ruling, command)}, then run: watchbill plan retry {named}"
+
+    def typed(verb: str) -> str:
+        return places.fleet_command(root, "plan", verb, task, "--batch", batch)
+
+    once = f"to let it run, use: {typed('approve')}; " if ruling.yields_to_a_person else ""
+    return f"{ruling}; {once}{_way_out(ruling, command)}, then run: {typed('retry')}"
 
 
 def _way_out(ruling: Ruling, command: str) -> str:

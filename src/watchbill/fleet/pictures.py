@@ -34,15 +34,16 @@ def draw(disk: Disk, ledger: Ledger, wall_ms: int) -> None:
     disk.put(places.waiting_path(ledger.batch), encode(fields) + b"\n")
 
 
-def draw_last(disk: Disk, ledger: Ledger, wall_ms: int) -> None:
-    """Show a batch that has ended. May be repeated."""
+def draw_last(disk: Disk, ledger: Ledger, wall_ms: int, root: str = "") -> None:
+    """Show a batch that has ended. May be repeated. `root`: the shared folder on this machine, for people."""
     summary = summary_of(ledger, wall_ms)
     _put_summary(disk, ledger, summary, durable=True)
     disk.remove(places.waiting_path(ledger.batch))
     if ledger.outcome is Outcome.COMPLETE or ledger.is_cancelled:
         disk.remove(places.escalation_path(ledger.batch))
     else:
-        disk.put(places.escalation_path(ledger.batch), escalation(ledger, summary).encode("utf-8", "replace"))
+        text = escalation(ledger, summary, root)
+        disk.put(places.escalation_path(ledger.batch), text.encode("utf-8", "replace"))
 
 
 def _put_summary(disk: Disk, ledger: Ledger, summary: Summary, *, durable: bool) -> None:

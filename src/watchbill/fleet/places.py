@@ -24,6 +24,9 @@ marker is refused, because an unmounted mount point is an empty folder.
 import json
 import os
 import re
+import shlex
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -36,10 +39,11 @@ from watchbill.names import check_folder_name, check_plain_name
 
 __all__ = [
     "ACTIVE", "BRAIN", "COMPLETE", "COORDINATOR", "DRAFTS", "EPOCHS", "EXPIRED", "FAILED", "GPUS", "INBOX", "LOGS",
-    "MANUAL", "MARKER", "PROCESSING", "QUEUE", "REFUSED", "RESULTS", "SIGNALS", "MountReport", "batch_folder",
-    "check_agent_name", "check_root", "complete_folder", "epoch_of_journal", "escalation_path", "from_shared",
-    "heartbeat_path", "journal_path", "make_fleet", "make_root", "probe", "processing_folder", "refuse_outside",
-    "result_log", "to_shared", "waiting_path", "whose_result_log",
+    "MANUAL", "MARKER", "PROCESSING", "QUEUE", "REFUSED", "RESULTS", "SIGNALS", "MountReport", "NoFleet",
+    "batch_folder", "check_agent_name", "check_root", "complete_folder", "epoch_of_journal", "escalation_path",
+    "fleet_command", "from_shared", "heartbeat_path", "journal_path", "make_fleet", "make_root", "probe",
+    "processing_folder", "refuse_outside", "result_log", "to_shared", "wait_for_root", "waiting_path",
+    "whose_result_log",
 ]  # fmt: skip
 
 MARKER = "fleet.json"
@@ -75,6 +79,10 @@ _AGENT = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]*")
 
 
 # ------------------------------------------------------------------ the root
+
+
+class NoFleet(OursError):
+    """There is no fleet in this folder: nothing is mounted there, or no coordinator has made one yet."""
 
 
 def make_root(root: Path) -> None:
@@ -122,11 +130,33 @@ def check_root(root: Path) -> str:
     return marker.text("id")
 
 
+def wait_for_root(root: Path, within_ms: int, on_wait: Callable[[str], None]) -> str:
+    """Return the id of the fleet in this folder, once it is there. `on_wait` is told what is missing and what to do.
+
+    An agent may start before the folder is mounted, and before its first coordinator. Raises OursError as `check_root`.
+    """
+    deadline, has_told = time.monotonic() + within_ms / 1000, False
+    while True:
+        try:
+            return check_root(root)
+        except NoFleet:
+            start = fleet_command(root, "coordinator")
+            what_to_do = f"mount the shared folder there, or start its coordinator: {start}"
+            if time.monotonic() >= deadline:
+                raise NoFleet(
+                    f"{root} has had no {MARKER} for {within_ms // 1000} s", hint=what_to_do
+                ) from None
+        if not has_told:
+            on_wait(f"{root} has no {MARKER}, waiting for {within_ms // 1000} s: {what_to_do}")
+            has_told = True
+        time.sleep(min(limits.FLEET_LOOK_MS, within_ms) / 1000)
+
+
 def _marker(root: Path) -> Fields:
     try:
         content = (root / MARKER).read_bytes()[: limits.FLEET_FILE_BYTES_MAX]
     except FileNotFoundError:
-        raise OursError(
+        raise NoFleet(
             f"{root} has no {MARKER}",
             hint="mount the shared folder there, or name another one with --root",
         ) from None
@@ -151,6 +181,12 @@ def probe(root: Path) -> MountReport:
     """Look at the mount of a root that `check_root` accepted: its kind, and whether it takes a small file."""
     mount = mount_of(root)
     return MountReport(mount.kind, mount.is_network, fault_of(root / DRAFTS))
+
+
+def fleet_command(root: Path | str, *words: str) -> str:
+    """A command about this folder that works when it is pasted; without a root, where the environment names it."""
+    named = ["--root", str(root)] if str(root) else []
+    return shlex.join(["watchbill", *words, *named])
 
 
 # ------------------------------------------------------------------ paths

@@ -15,8 +15,8 @@ After an attempt, in this order:
     7. anything else                            counted; again after 10 s, 60 s, 300 s, on another agent if there is one
     8. no attempts left                         failed
 
-A command that a rule blocks, or that bash cannot parse, has failed at once; one that a rule asks about waits for a
-person.
+A command that a rule blocks, or that bash cannot parse, has failed at once, and so has a task that its values do not
+allow to run; a command that a rule asks about waits for a person.
 """
 
 import heapq
@@ -33,6 +33,8 @@ from watchbill.plans.task import TaskClass
 __all__ = ["Crowd", "Lineup", "hold_of", "judge", "window_of"]
 
 _LOSSES = (End.LOST, End.UNREADABLE)
+#: Every further attempt would end in the same way.
+_HOPELESS = (End.BLOCKED, End.UNPARSABLE, End.WRONG)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +88,7 @@ def _is_counted(state: TaskState, result: Result) -> bool:
 def _is_hopeless(state: TaskState, result: Result) -> bool:
     """Whether another attempt would end in the same way."""
     is_nowhere_runnable = result.end is End.NOT_RUNNABLE and state.not_runnable + 1 >= limits.NOT_RUNNABLE_MAX
-    return is_nowhere_runnable or result.end in (End.BLOCKED, End.UNPARSABLE)
+    return is_nowhere_runnable or result.end in _HOPELESS
 
 
 def _delay_ms(result: Result, failures: int) -> int:

@@ -31,6 +31,7 @@ class End(Enum):
     FAILED = "failed"  # an exit code that is not 0
     SOFT_STOP = "soft_stop"  # exit code 75: run me again, nobody is to blame
     UNPARSABLE = "unparsable"  # bash cannot parse the command: no attempt could succeed
+    WRONG = "wrong"  # its definition or one of its values does not allow it to run: no attempt could succeed
     NOT_RUNNABLE = "not_runnable"  # exit codes 126 and 127: this machine lacks something
     OUT_OF_MEMORY = "out_of_memory"
     TIMEOUT = "timeout"

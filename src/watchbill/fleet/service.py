@@ -157,7 +157,8 @@ class Service:
         pid = os.getpid()
         return Coordinator(
             self._disk, self._watcher, Pulse(boot_id(), pid, start_time(pid) or 0, 0), host=host_name(),
-            wall_ms=lambda: time.time_ns() // 1_000_000, stuck_after_ms=self._settings.stuck_after_ms,
+            root=str(self._root), wall_ms=lambda: time.time_ns() // 1_000_000,
+            stuck_after_ms=self._settings.stuck_after_ms,
         )  # fmt: skip
 
     def _serve(self, brain: Coordinator) -> None:
@@ -194,9 +195,9 @@ class Service:
 
 
 def _refusal(occupant: Incumbent | None) -> OursError:
-    who = "" if occupant is None else f" (pid {occupant.pulse.pid})"
+    who = f"this machine, {host_name()}" if occupant is None else f"{host_name()} (pid {occupant.pulse.pid})"
     return OursError(
-        f"a coordinator of this shared folder already runs on this machine{who}",
+        f"a coordinator of this shared folder already runs on {who}",
         hint="stop it first, or let it go on",
     )
 

@@ -41,7 +41,7 @@ from watchbill.plans.bash_parse import parse_only
 from watchbill.plans.bash_reader import parse_command
 from watchbill.plans.command import Command, argv_of, argv_of_batch
 from watchbill.plans.expand import item_of, values_of
-from watchbill.plans.placeholders import Placeholder, fill
+from watchbill.plans.placeholders import Placeholder, fill, places_in
 from watchbill.plans.syntax import BashSyntax, Mistake
 from watchbill.plans.task import MetaCommand, Sandbox, TaskClass, TaskType
 from watchbill.processes.crew import Cause, Ended, Job, Output
@@ -49,7 +49,7 @@ from watchbill.processes.sandbox import Cage, in_bubblewrap, in_landlock
 from watchbill.units import format_bytes
 
 __all__ = [
-    "ON_GPU", "Fate", "Finished", "NotForUs", "Prepared", "Setting", "conclude", "hide_so_far", "prepare",
+    "ON_GPU", "Fate", "Finished", "NotForUs", "NotNow", "Prepared", "Setting", "conclude", "hide_so_far", "prepare",
     "show_so_far", "touched",
 ]  # fmt: skip
 
@@ -89,6 +89,10 @@ class Setting:
     models: tuple[str, ...] = ()  # that its device can serve
     model_url: str = ""
     sandboxes: frozenset[Sandbox] = frozenset()  # that this machine can make
+
+
+class NotNow(OursError):
+    """A task cannot be run now or here; a later attempt, or one on another agent, may succeed."""
 
 
 class CannotCage(OursError):
@@ -138,7 +142,7 @@ class NotForUs(OursError):
 
 def prepare(setting: Setting, name: str, slip: Slip) -> Prepared | Ruling:
     """What an agent does for a task, or why it may not be run. Raises OSError, and OursError for a task that cannot be
-    run, with the reason; NotForUs for one that belongs to another agent."""
+    run, with the reason: NotNow where another attempt may, NotForUs where the task belongs to another agent."""
     if not slip.batch:
         return _ordered(name, slip)
     return _Preparation(setting, name, slip).prepare()
@@ -173,6 +177,7 @@ class _Preparation:
 
     def prepare(self) -> Prepared | Ruling:
         rows, task_class = self._rows(), self._task_class()
+        self._refuse_leading_out(rows)
         order = _order_of(self._slip) if task_class is TaskClass.META else None
         question = self._question(rows[-1]) if order is None else None
         command: list[str] = []
@@ -191,7 +196,7 @@ class _Preparation:
         produces = self._patterns("produces", rows)
         missing = next((each for each in requires if not _is_there(each, self._plan_path)), None)
         if missing is not None:
-            raise OursError(f"requires {missing}, which is not there")
+            raise NotNow(f"requires {missing}, which is not there")
         has_folder = self._asks_for_folder or len(self._slip.items) > 1
         if has_folder:
             make_folder(self._task_path)
@@ -207,7 +212,7 @@ class _Preparation:
         try:
             return TaskClass(word)
         except ValueError:
-            raise OursError(f"the slip names the class {word!a}, which this version does not know") from None
+            raise NotNow(f"the slip names the class {word!a}, which this version does not know") from None
 
     def _question(self, value_of: ValueOf) -> Question | None:
         """What the task asks a model; None for a command."""
@@ -215,7 +220,7 @@ class _Preparation:
         try:
             kind = TaskType(word)
         except ValueError:
-            raise OursError(f"the slip names the type {word!a}, which this version does not know") from None
+            raise NotNow(f"the slip names the type {word!a}, which this version does not know") from None
         if kind is TaskType.SHELL:
             return None
         model = self._model(value_of)
@@ -243,7 +248,7 @@ class _Preparation:
         try:
             content = read_regular(os.fspath(path), bytes_max=limits.PLAN_PROMPT_BYTES_MAX)
         except (FileNotFoundError, NotADirectoryError, NotAFile, ValueError) as error:
-            raise OursError(f"the {key} cannot be read from {path}: {error}") from None
+            raise NotNow(f"the {key} cannot be read from {path}: {error}") from None
         found = content.decode("utf-8", "replace")
         return found if "{" in bare else fill(found, value_of)
 
@@ -347,7 +352,7 @@ class _Preparation:
         named = [Path(fill(path.removesuffix("/**"), self._value)) for path in rules.write]
         missing = next((path for path in named if not path.exists()), None)
         if missing is not None:
-            raise OursError(f"[sandbox] write in {FILE} names {missing}, which is not on this machine")
+            raise NotNow(f"[sandbox] write in {FILE} names {missing}, which is not on this machine")
         return Cage(
             (self._batch_path, result, passing, *named), (self._setting.root,),
             tuple(self._batch_path.glob("journal.*.jsonl")), rules.net is Network.ALL, self._task_class() in ON_GPU,
@@ -390,6 +395,21 @@ class _Preparation:
         texts = self._work.texts(key)
         filled = (fill(text, _escaping(value_of)) for value_of in rows for text in texts)
         return tuple(dict.fromkeys(filled))
+
+    def _refuse_leading_out(self, rows: list[ValueOf]) -> None:
+        """Raise OursError when a value of an item leads out of the folder that the plan names in front of it, and for
+        an output outside of the shared folder: before a model is asked for what could not be stored."""
+        output = self._work.text("output")
+        for key, text in (("output", output), *(("produces", each) for each in self._work.texts("produces"))):
+            behind = [place for at, place in places_in(text) if place.is_item and at > 0]
+            for place, value_of in itertools.product(behind, rows):
+                if ".." in PurePosixPath(value := value_of(place)).parts:
+                    why = f"{place} is {value[:100]!a}, which leads out of that folder"
+                    raise OursError(f"{key} is {text}, and {why}")
+        for value_of in rows if output.startswith(("{", "/")) else ():
+            target = PurePosixPath(fill(output, value_of))
+            if target.is_absolute():
+                places.to_shared(PurePosixPath(self._setting.root), target)
 
     def _own_products(self, rows: list[ValueOf]) -> Iterator[Path]:
         """The paths in `produces` that are no patterns: what matches a pattern may come from other tasks."""
