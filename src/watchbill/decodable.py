@@ -31,7 +31,6 @@ __all__ = [
     "has_long_number",
     "is_decodable",
     "json_decoder",
-    "may_have_long_number",
 ]
 
 T = TypeVar("T")
@@ -55,11 +54,6 @@ def _finite(text: str) -> float:
     if number - number != 0.0:
         raise ValueError("Number out of range")
     return number
-
-
-def may_have_long_number(text: bytes | bytearray) -> bool:
-    """Whether there are so many digits in a row that decoding them may take long; they may also be in a text."""
-    return len(text) >= JSON_DIGITS_BYTES_MIN and has_long_number(text)
 
 
 def has_long_number(outside: bytes | bytearray) -> bool:

@@ -1,43 +1,35 @@
-"""The gateway: every address, which handler it means, and what happens around every handler.
+"""The gateway: every address, which handler it means, and what is answered where no handler is.
 
-A request's way in: its address is looked up, access is checked (Host, Origin, key), then its handler runs. Whatever
-goes wrong becomes an answer here: an error of ours with its status and code, a bug with 500 and a line in the log.
+A request's way in: its address is looked up (`routes`), access is checked (`services`), then its handler runs.
 """
 
-import asyncio
-import logging
-import re
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from pathlib import Path
-from urllib.parse import unquote
 
 from watchbill.catalog import Server
 from watchbill.engines.upstream import Upstream
-from watchbill.errors import MethodNotAllowed, NotFound, TheirsError, WaitExceeded
+from watchbill.errors import MethodNotAllowed, NotFound, TheirsError
 from watchbill.gateway.access import Access
-from watchbill.gateway.answers import let_go
 from watchbill.gateway.dialects.anthropic.messages import AnthropicApi
-from watchbill.gateway.dialects.errors import refusal
 from watchbill.gateway.dialects.ollama.admin import OllamaAdmin
 from watchbill.gateway.dialects.ollama.api import OllamaApi
 from watchbill.gateway.dialects.openai import OpenAiApi
 from watchbill.gateway.dialects.responses.api import ResponsesApi
 from watchbill.gateway.http.connection import Handle
-from watchbill.gateway.http.messages import Answer, Request, Response
+from watchbill.gateway.http.messages import Answer, Request
 from watchbill.gateway.lending import LoansApi, MaintenanceApi
 from watchbill.gateway.native import DoorsApi, NativeApi
 from watchbill.gateway.passthrough import PassthroughApi
 from watchbill.gateway.process import ProcessApi
 from watchbill.gateway.request_context import RequestContext
+from watchbill.gateway.routes import Routes
 from watchbill.gateway.services import Handler, Services
 from watchbill.metrics import Metrics
 from watchbill.runtime.driver import Driver
 
 __all__ = ["Gateway", "Route"]
 
-_log = logging.getLogger("watchbill.gateway")
-_VARIABLE = re.compile(r"\{(\w+)(?::([^{}]+))?\}")
 Route = tuple[str, str, Access, Handler]
 
 #: Before an address of /v1 or /api: the lane of callers who can only set a base address.
@@ -161,61 +153,15 @@ class Gateway(Services):
             ("DELETE", "/api/delete", Access.ADMIN, self._ollama_admin.at("/api/delete")),
         ]
 
-    # ------------------------------------------------------------------ every request
+    # ------------------------------------------------------------------ serving
 
-    def _serve_all(self) -> "Routes":
+    def _serve_all(self) -> Routes:
         served = Routes(self._answer_other())
         for method, path, access, handler in self.routes():
             handle = self.enter(access, handler)
             for address in (path, LANE_PREFIX + path) if path.startswith(("/v1/", "/api/")) else (path,):
                 served.add(method, address, handle)
         return served
-
-    def enter(self, access: Access, handler: Handler) -> Handle:
-        """Wraps a handler: checks access before it, turns what it raises into answers, writes the access log."""
-        loop = asyncio.get_running_loop()
-
-        async def handle(request: Request) -> Answer:
-            context = RequestContext(request, loop.time())
-            self.open_requests += 1
-            status = 499
-            try:
-                context.key, context.cors = self.guard.admit(request, access)
-                if "x-request-id" in request.headers:
-                    self.name(context, request.headers["x-request-id"])
-                response = await handler(context)
-                status = response.status
-            except TheirsError as error:
-                response = self._refuse(context, error)
-                status = response.status
-                let_go(error)
-            except ConnectionResetError:  # the client left in the middle of its answer
-                raise
-            except Exception as error:  # noqa: BLE001  the server's last line: a bug becomes an answer
-                response = self._broken(context, error)
-                status = 500
-                let_go(error)
-            finally:
-                self.leave(context, status)
-            if self.closing.is_set() and not response.is_begun:
-                response.closes = True
-            return response
-
-        return handle
-
-    def _refuse(self, context: RequestContext, error: TheirsError) -> Response:
-        beside = self._loading(context, error) if isinstance(error, WaitExceeded) else None
-        return refusal(context, error, beside)
-
-    def _loading(self, context: RequestContext, error: TheirsError) -> dict[str, object]:
-        state = self.driver.model_status(context.model) if context.model else None
-        eta = None if error.retry_after_ms is None else -(-error.retry_after_ms // 1000)
-        return {"loading": {"state": state, "progress": None, "eta_seconds": eta}}
-
-    def _broken(self, context: RequestContext, error: Exception) -> Response:
-        _log.error("request=%s failed inside Watchbill", context.id, exc_info=error)
-        bug = TheirsError(f"Watchbill failed; its log has the reason under {context.id}")
-        return refusal(context, bug)
 
     # ------------------------------------------------------------------ what no handler serves
 
@@ -236,7 +182,7 @@ class Gateway(Services):
             try:
                 preflight = self.guard.answer_preflight(request)
             except TheirsError as error:
-                return self._refuse(RequestContext(request, 0.0), error)
+                return self.refuse(RequestContext(request, 0.0), error)
             if preflight is not None:
                 return preflight
             known = self._served.methods(request)
@@ -246,52 +192,3 @@ class Gateway(Services):
             return response
 
         return handle
-
-
-class Routes:
-    """The handler of each address. Fixed addresses are found at once; those with variables are tried in order.
-
-    `/v1/models/{id:.+}`: a variable may hold slashes where its pattern says so; else it ends at the next one. What
-    matches none goes to `other`."""
-
-    def __init__(self, other: Handle) -> None:
-        self._fixed: dict[tuple[str, str], Handle] = {}
-        self._patterns: list[tuple[str, re.Pattern[str], Handle]] = []
-        self._other = other
-
-    def add(self, method: str, pattern: str, handle: Handle) -> None:
-        """Serves an address."""
-        if "{" in pattern:
-            self._patterns.append((method, _compile(pattern), handle))
-        else:
-            self._fixed[method, pattern] = handle
-
-    def enter(self, request: Request) -> Awaitable[Answer]:
-        """Answers a request by the handler of its address."""
-        found = self._fixed.get((request.method, request.target))
-        return (found or self._find(request))(request)
-
-    def _find(self, request: Request) -> Handle:
-        fixed = self._fixed.get((request.method, request.path))
-        if fixed is not None:
-            return fixed
-        path = request.target.partition("?")[0]
-        for method, pattern, handle in self._patterns:
-            if method == request.method and (found := pattern.fullmatch(path)):
-                request.match = {name: unquote(value) for name, value in found.groupdict().items()}
-                return handle
-        return self._other
-
-    def methods(self, request: Request) -> set[str]:
-        """How the address of a request may be asked; nothing when nobody serves it."""
-        path = request.target.partition("?")[0]
-        fixed = {method for method, known in self._fixed if known in (path, request.path)}
-        return fixed | {method for method, pattern, _ in self._patterns if pattern.fullmatch(path)}
-
-
-def _compile(pattern: str) -> re.Pattern[str]:
-    parts = _VARIABLE.split(pattern)
-    text = re.escape(parts[0])
-    for name, inner, after in zip(parts[1::3], parts[2::3], parts[3::3], strict=True):
-        text += f"(?P<{name}>{inner or '[^/]+'}){re.escape(after)}"
-    return re.compile(text, re.DOTALL)

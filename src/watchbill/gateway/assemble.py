@@ -21,7 +21,7 @@ from watchbill.errors import EngineFailed
 from watchbill.gateway.answers import engine_error
 from watchbill.gateway.growing import Kept, growing_text, whole_texts
 from watchbill.gateway.wire import NO_STREAM, decode_fields
-from watchbill.limits import ASSEMBLY_HELD_BYTES, CHOICES_MAX, TOOL_CALLS_MAX
+from watchbill.limits import ASSEMBLY_HELD_BYTES, CHOICES_MAX, JSON_DIGITS_BYTES_MIN, TOOL_CALLS_MAX
 
 __all__ = ["Assembly"]
 
@@ -73,12 +73,12 @@ class Assembly:
 
     def __init__(self, *, chat: bool) -> None:
         self.chat = chat
-        self._reader: EventReader | None = None  # made for the first pieces that are read
+        self._reader: EventReader | None = None  # made, with `_kept`, for the first pieces that are read
+        self._kept: Kept
         self._held: list[bytes] = []  # pieces that are not read yet
         self._held_bytes = 0
         self._held_max = ASSEMBLY_HELD_BYTES
         self._is_done = False
-        self._kept = Kept()
         # what plain events said since the last other one
         self._last: _Plain | None = None
         self._words: list[str] = []
@@ -108,18 +108,23 @@ class Assembly:
         if self._last is None or self._top or self._choices:
             answer, is_finished = self._finish()
         else:  # all events were plain
+            self._kept.text("".join(self._words))
             answer, is_finished = self._said(self._last), self._finish_reason is not None
         if not is_finished and not self._is_done:
             raise EngineFailed("the engine's stream ended before its answer did")
         return answer
 
     def _read_whole(self) -> _Plain | None:
-        """Reads a whole stream of plain events at once; its last event. None: it is not of that shape."""
+        """Reads a whole stream of plain events at once; its last event. None: it is not of that shape.
+
+        It is small: a larger one was read on its way."""
         text = b"".join(self._held)
         count = text.count(_BETWEEN)
         if not (self.chat and text.startswith(_FIRST) and text.endswith(_LAST)) or b"\r" in text:
             return None
-        if text.count(b"\n") != 2 * (count + 1) or not is_decodable(text):
+        if text.count(b"\n") != 2 * (count + 1):
+            return None
+        if len(text) >= JSON_DIGITS_BYTES_MIN and not is_decodable(text):
             return None
         try:
             events = _decode_plain(b"[%b]" % text[len(_FIRST) : -len(_LAST)].replace(_BETWEEN, b","))
@@ -132,7 +137,10 @@ class Assembly:
 
     def _read_held(self) -> EventReader:
         text, self._held, self._held_bytes = b"".join(self._held), [], 0
-        reader = self._reader = self._reader or EventReader()
+        reader = self._reader
+        if reader is None:
+            reader, self._kept = EventReader(), Kept()
+            self._reader = reader
         self._read(reader.feed(text))
         return reader
 
@@ -178,7 +186,6 @@ class Assembly:
     def _said(self, last: _Plain) -> Fields:
         """The whole answer that plain events are."""
         text = "".join(self._words)
-        Kept().text(text)
         choices = [_chat_choice(0, text, self._finish_reason)] if self._has_choice else []
         top: Fields = {"id": last.id, "object": _CHAT, "created": last.created, "model": last.model}
         return {**top, **self._more, "choices": choices}

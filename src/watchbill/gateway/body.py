@@ -20,7 +20,7 @@ from typing import Protocol, cast
 import msgspec
 
 from watchbill.catalog import ApiKey, Server
-from watchbill.decodable import collector_paused, json_decoder, may_have_long_number
+from watchbill.decodable import collector_paused, has_long_number, json_decoder
 from watchbill.engines.connection import Outgoing
 from watchbill.errors import (
     LaneFull,
@@ -100,7 +100,7 @@ class Bodies:
     async def read_object(self, context: Holder) -> dict[str, object]:
         """The JSON object in a request's body; long texts of a large one are lifted out (`gateway.lifting`)."""
         body = await self.read(context)
-        if len(body) <= JSON_AT_ONCE_BYTES_MAX and not may_have_long_number(body):
+        if _is_parsed_at_once(body):
             return parse_object(body)
         async with self._turn_to_read():
             found, context.lifted = await parse_large(body)
@@ -114,7 +114,7 @@ class Bodies:
     async def parse_plain(self, body: bytes | bytearray) -> dict[str, object]:
         """As `read_plain`, of a body that was read."""
         _check_plain(body)
-        if len(body) > JSON_AT_ONCE_BYTES_MAX or may_have_long_number(body):
+        if not _is_parsed_at_once(body):
             async with self._turn_to_read():
                 await lift(body)  # refuses what takes long to decode; in a text it is welcome
         return parse_object(body)
@@ -233,6 +233,12 @@ async def parse_large(body: bytes | bytearray) -> tuple[dict[str, object], Lifte
     """The JSON object in a large body, with marks for its long texts. Raises RequestError, TooLarge."""
     frame, lifted = await lift(body)
     return parse_object(frame, is_disguised=False), lifted
+
+
+def _is_parsed_at_once(body: bytes | bytearray) -> bool:
+    """Whether parsing takes a short time; a long run of digits may be a number, which takes long, or be in a text."""
+    size = len(body)
+    return size < JSON_DIGITS_BYTES_MIN or (size <= JSON_AT_ONCE_BYTES_MAX and not has_long_number(body))
 
 
 def parse_object(body: bytes | bytearray, *, is_disguised: bool | None = None) -> dict[str, object]:

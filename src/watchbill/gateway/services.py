@@ -1,7 +1,8 @@
-"""Services: what every handler of the gateway shares.
+"""Services: what every handler of the gateway shares, and what happens around each of them.
 
 The driver, the client of engines, access, the bounds of keys and bodies, and the requests that are open: a shutdown
-refuses those that wait and lets those that run finish. Knows no dialect.
+refuses those that wait and lets those that run finish. Whatever goes wrong in a handler becomes an answer here: an
+error of ours with its status and code, a bug with 500 and a line in the log.
 """
 
 import asyncio
@@ -14,14 +15,17 @@ from datetime import UTC, datetime
 from watchbill import names
 from watchbill.catalog import Server
 from watchbill.engines.upstream import Upstream
-from watchbill.errors import NameRefused, TheirsError
+from watchbill.errors import NameRefused, TheirsError, WaitExceeded
 from watchbill.gateway.abilities import Abilities
-from watchbill.gateway.access import Guard
+from watchbill.gateway.access import Access, Guard
 from watchbill.gateway.access_log import AccessLog
+from watchbill.gateway.answers import let_go
 from watchbill.gateway.body import Bodies
 from watchbill.gateway.capture import Capturing
+from watchbill.gateway.dialects.errors import refusal
 from watchbill.gateway.doors import Doors
-from watchbill.gateway.http.messages import Answer
+from watchbill.gateway.http.connection import Handle
+from watchbill.gateway.http.messages import Answer, Request, Response
 from watchbill.gateway.meters import Meters
 from watchbill.gateway.modelfiles import ModelFiles
 from watchbill.gateway.options import CallerOptions
@@ -81,6 +85,69 @@ class Services:
         self.guard = Guard(server)
         self.bodies.reconfigure(server)
 
+    # ------------------------------------------------------------------ every request
+
+    def enter(self, access: Access, handler: Handler) -> Handle:
+        """Wraps a handler: checks access before it, turns what it raises into answers, writes the access log."""
+        loop = asyncio.get_running_loop()
+
+        async def handle(request: Request) -> Answer:
+            context = RequestContext(request, loop.time())
+            self.open_requests += 1
+            status = 499
+            try:
+                context.key, context.cors = self.guard.admit(request, access)
+                if "x-request-id" in request.headers:
+                    self.name(context, request.headers["x-request-id"])
+                response = await handler(context)
+                status = response.status
+            except TheirsError as error:
+                response = self.refuse(context, error)
+                status = response.status
+                let_go(error)
+            except ConnectionResetError:  # the client left in the middle of its answer
+                raise
+            except Exception as error:  # noqa: BLE001  the server's last line: a bug becomes an answer
+                response = self._broken(context, error)
+                status = 500
+                let_go(error)
+            finally:
+                self.leave(context, status)
+            if self.closing.is_set() and not response.is_begun:
+                response.closes = True
+            return response
+
+        return handle
+
+    def leave(self, context: RequestContext, status: int) -> None:
+        """The request is over: nothing more is counted for it."""
+        if context.held:
+            self.bodies.release(context)
+        if context.metered is not None:
+            context.metered.leave()
+        if context.given:
+            self.forget_name(context)
+        self.open_requests -= 1
+        if not self.open_requests:
+            self.emptied.set()
+        if self.access.is_on:
+            self.access.note(context, status)
+
+    def refuse(self, context: RequestContext, error: TheirsError) -> Response:
+        """The answer to a request that is refused, in the caller's dialect."""
+        beside = self._loading(context, error) if isinstance(error, WaitExceeded) else None
+        return refusal(context, error, beside)
+
+    def _loading(self, context: RequestContext, error: TheirsError) -> dict[str, object]:
+        state = self.driver.model_status(context.model) if context.model else None
+        eta = None if error.retry_after_ms is None else -(-error.retry_after_ms // 1000)
+        return {"loading": {"state": state, "progress": None, "eta_seconds": eta}}
+
+    def _broken(self, context: RequestContext, error: Exception) -> Response:
+        _log.error("request=%s failed inside Watchbill", context.id, exc_info=error)
+        bug = TheirsError(f"Watchbill failed; its log has the reason under {context.id}")
+        return refusal(context, bug)
+
     # ------------------------------------------------------------------ names of requests
 
     def name(self, context: RequestContext, asked: str) -> None:
@@ -125,20 +192,6 @@ class Services:
         context.held, context.metered = 0, None
         self.open_requests += 1
         return work
-
-    def leave(self, context: RequestContext, status: int) -> None:
-        """The request is over: nothing more is counted for it."""
-        if context.held:
-            self.bodies.release(context)
-        if context.metered is not None:
-            context.metered.leave()
-        if context.given:
-            self.forget_name(context)
-        self.open_requests -= 1
-        if not self.open_requests:
-            self.emptied.set()
-        if self.access.is_on:
-            self.access.note(context, status)
 
     # ------------------------------------------------------------------ shutdown
 
