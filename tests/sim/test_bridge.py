@@ -123,6 +123,39 @@ def test_a_person_goes_before_the_rotation() -> None:
     assert len(turns(world)) >= 4
 
 
+@pytest.mark.parametrize("streams", [True, False], ids=["streamed", "whole"])
+@pytest.mark.parametrize("seed", range(8))
+def test_a_better_priority_never_gives_up_while_lesser_ones_are_loaded(seed: int, streams: bool) -> None:
+    """LANE-06, RES-11: two loops keep gamma and musashi busy, and somebody asks for logos or sisters at any moment. Not
+    everybody can be served within two minutes, but these can, however long the others have waited."""
+    world = Day(bridge(), 15 * GB, seed=seed)
+    world.mute, world.foreign["ram"] = not streams, GB // 2
+    world.run(MINUTE)
+
+    def keep_asking(model: str) -> None:
+        def again(caller: Caller | None = None) -> None:
+            pause_ms = 5 if caller is None or caller.outcome == "answered" else 1_000
+            world.at(world.now + pause_ms, lambda: world.arrive(model, 5_000, lane="default", then=again))
+
+        again()
+
+    keep_asking("gamma")
+    keep_asking("musashi")
+    asked: list[Caller] = []
+    when = 2 * MINUTE + world.random.uniform(0, MINUTE)
+    while when < 14 * MINUTE:
+        model = world.random.choice(("logos", "logos", "logos", "sisters"))
+        world.at(when, lambda model=model: asked.append(world.arrive(model, 5_000, lane="default")))
+        when += world.random.uniform(60_000, 130_000)
+    world.run(17 * MINUTE)
+    assert len(asked) >= 6
+    assert [c.request.model for c in asked if c.outcome != "answered"] == []
+    for lesser in ("gamma", "musashi"):
+        served = [c for c in world.callers.values() if c.request.model == lesser and c.outcome == "answered"]
+        assert len(served) >= 5  # delayed, not dropped
+    assert not world.judge.broken
+
+
 def test_silence_on_the_bridge_is_an_alarm() -> None:
     """RES-18, INV-03: a rotation that does nothing raises it; one that works does not."""
     world = Day(bridge(), 15 * GB)

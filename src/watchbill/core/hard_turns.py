@@ -67,6 +67,7 @@ class HardTurn(NamedTuple):
         float  # when it and all the turns after it would still be in time if each were as short as can be
     )
     margin_ms: float  # how much later that may be
+    patience_ms: float  # of its most impatient request
     slack_ms: (
         float  # what is left of its patience after the shortest turn of everybody who waits for its room
     )
@@ -74,6 +75,10 @@ class HardTurn(NamedTuple):
     def is_pressing(self, now: float) -> bool:
         """Whether everybody can still be served in time, but only if nobody has a whole quantum from now on."""
         return self.squeezed <= now <= self.squeezed + self.margin_ms and self.slack_ms >= 0
+
+    def is_last_call(self, now: float) -> bool:
+        """Whether its own request is in time only if its turn begins now."""
+        return self.latest <= now <= self.latest + self.margin_ms
 
 
 def hard_turns(
@@ -103,7 +108,14 @@ def hard_turns(
         next_squeezed |= dict.fromkeys(model.needs, squeezed)
         slack_ms = each.patience_ms - margin_ms - max((round_ms[r] for r in model.needs), default=0.0)
         turns[model.name] = HardTurn(
-            begins, latest, turn_ms, drain_ms + shortest_ms, squeezed - drain_ms, margin_ms, slack_ms
+            begins,
+            latest,
+            turn_ms,
+            drain_ms + shortest_ms,
+            squeezed - drain_ms,
+            margin_ms,
+            each.patience_ms,
+            slack_ms,
         )
     return turns
 

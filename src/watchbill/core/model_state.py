@@ -283,6 +283,13 @@ class Candidate(ABC):
         aged = AGING_STEPS * (now - first.arrived_at) // max(1, first.max_wait_ms)
         return (first.work_class, not first.operator, first.priority - aged)
 
+    def asked_rank(self) -> tuple[WorkClass, bool, int]:
+        """Its place among models that wait as its callers asked for it, whatever the age of their requests."""
+        first = self.line.first()
+        if first is None:
+            return (self.turn_class(), True, PRIORITY_LOWEST)
+        return (first.work_class, not first.operator, first.priority)
+
     # ------------------------------------------------------------------ durations
 
     def batch_factor(self, count: int) -> float:
@@ -714,10 +721,9 @@ class ModelState(Candidate):
         only_rotation = not self.is_idle and self.top_class() is WorkClass.ROTATION
         return only_rotation or now - self.ready_at >= self.quantum_ms or self.has_lingered(now)
 
-    def may_be_cut_short(self, now: int) -> bool:
-        """Whether its turn may end after one answer: not again before it has had whole turns, so that loading keeps to
-        its share of the time."""
-        return self.whole_turns >= WHOLE_TURNS and now >= self.ready_at + self.service.ms
+    def has_answered(self, now: int) -> bool:
+        """Whether its turn has lasted for one answer."""
+        return now >= self.ready_at + self.service.ms
 
     def demand(self, now: int) -> float:
         """The weight of requests per millisecond while it is resident."""

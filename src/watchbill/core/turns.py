@@ -17,7 +17,7 @@ from watchbill.core.contenders import movable, share_room, uncertainty, wanting
 from watchbill.core.cover import can_cover
 from watchbill.core.hard_turns import Due, HardTurn, hard_turns
 from watchbill.core.messages import Request
-from watchbill.core.model_state import AGING_STEPS, Candidate, ModelState
+from watchbill.core.model_state import AGING_STEPS, WHOLE_TURNS, Candidate, ModelState
 from watchbill.core.state import State
 
 __all__ = [
@@ -44,6 +44,9 @@ __all__ = [
 #: batches sooner makes each of them later.
 SOFT_TURN_LOWER = 1.0
 SOFT_TURN = 3.0
+#: An overdue model is still overtaken by a better class or priority that would run out of patience, for this many times
+#: the patience of that request. Then its turn comes, whoever waits.
+OVERTAKEN_PATIENCES = 2.0
 Rank = tuple[WorkClass, bool, int]
 
 
@@ -92,8 +95,7 @@ def turns_of(state: State, now: int) -> list[Turn]:
             due.append(turn)
         else:
             state.wakes.append(min(its.begins, softly))
-        if now < its.squeezed:
-            state.wakes.append(its.squeezed)
+        state.wakes += [at for at in (its.squeezed, its.latest) if now < at]
         if not turn.is_hard:
             later.append(turn)
     due.sort(key=lambda turn: (not turn.is_hard, turn.model.rank(now), turn.due, turn.model.name))
@@ -114,7 +116,8 @@ def _passing_soft(head: Turn, waiting: Iterable[Turn], now: int) -> Turn | None:
     better = [
         (turn.model.rank(now), turn.due, turn.model.name, turn)
         for turn in waiting
-        if turn.model.rank(now) < first and share_room(turn.model, head.model)
+        if (turn.model.rank(now) < first or _would_miss(turn, head, now))
+        and share_room(turn.model, head.model)
     ]
     return min(better)[3] if better else None
 
@@ -124,24 +127,38 @@ def _passing_hard(due: Sequence[Turn], later: Sequence[Turn], now: int) -> Turn 
     or if all the others can wait for its own.
 
     Without this rule a backlog near the end of its fifteen minutes takes the one minute that a person has left, and
-    where several are due together, the order of arrival decides instead of the priorities. Overdue models are never
-    overtaken: the turns of a lower class are delayed, not dropped.
+    where several are due together, the order of arrival decides instead of the priorities. An overdue model is
+    overtaken only so, and for a bounded time: the turns of a lower class or priority are delayed, not dropped.
     """
     head = due[0]
-    if head.due <= now:
-        return None
     every = {t.model.name: t for t in (*due, *later)}.values()  # a soft turn is in both
     rivals = [t for t in every if share_room(t.model, head.model)]
-    mine = head.model.rank(now)
+    mine, is_overdue = head.model.rank(now), head.due <= now
     better = [
         t
         for t in rivals
-        if t.model.rank(now) < mine
-        and (t.is_hard or not _can_wait_for(head, t.hard.latest, now) or _all_can_wait(rivals, t, now))
+        if (
+            _would_miss(t, head, now)
+            or (not is_overdue and t.model.rank(now) < mine and (t.is_hard or _all_can_wait(rivals, t, now)))
+        )
         and not _both_are_served(head, t, now)
     ]
-    first = min(better, key=lambda t: (t.model.rank(now), t.due, t.model.name), default=None)
+    first = min(better, key=lambda t: (t.model.asked_rank(), t.due, t.model.name), default=None)
     return None if first is None else replace(first, is_hard=True)
+
+
+def _would_miss(turn: Turn, head: Turn, now: int) -> bool:
+    """Whether a better class or priority is in time now and would not be after the turn of `head`.
+
+    Age does not count here: where one of two must run out of patience, it is the one of the lesser priority, until that
+    one is long overdue.
+    """
+    return (
+        turn.model.asked_rank() < head.model.asked_rank()
+        and now <= turn.hard.latest + turn.hard.margin_ms
+        and not _can_wait_for(head, turn.hard.latest, now)
+        and now < head.due + OVERTAKEN_PATIENCES * turn.hard.patience_ms
+    )
 
 
 def waiting_before(
@@ -261,10 +278,12 @@ def gives_way(victim: ModelState, turn: Turn, now: int) -> bool:
 def is_cut_short(victim: ModelState, turn: Turn, now: int) -> bool:
     """Whether a quantum ends after one answer, because somebody of a better class or priority would run out of patience
     who need not."""
-    if not (turn.is_hard and turn.hard.is_pressing(now) and victim.may_be_cut_short(now)):
+    if not turn.is_hard or not victim.has_answered(now):
         return False
     model = turn.model
-    return (model.turn_class(), model.spec.priority) < (victim.worth_class(now), victim.spec.priority)
+    if model.asked_rank() >= (victim.worth_class(now), True, victim.spec.priority):
+        return False
+    return turn.hard.is_last_call(now) or (turn.hard.is_pressing(now) and victim.whole_turns >= WHOLE_TURNS)
 
 
 def is_before(turn: Turn, model: Candidate, request: Request, hard_at: float, now: int) -> bool:
@@ -291,7 +310,7 @@ def _can_wait_for(turn: Turn, hard_at: float, now: int) -> bool:
 def _both_are_served(first: Turn, second: Turn, now: int) -> bool:
     """Whether two are in time in this order, and not in the other one. Their turns are as short as can be."""
     return (
-        now + second.hard.shortest_ms > first.hard.latest >= now
+        now + second.hard.shortest_ms > first.hard.latest >= now - first.hard.margin_ms
         and now + first.hard.shortest_ms <= second.hard.latest
     )
 
