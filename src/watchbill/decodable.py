@@ -1,10 +1,10 @@
 """What makes decoding JSON slow, and how a decoder is kept quick: hard numbers, many values, the collector.
 
-A decoder works at once, and nobody else is served meanwhile. The time for a number grows with the square of its digits;
-digits within a text are harmless. msgspec itself reads a number near the ends of the doubles' range, or between two of
-them, in 17 us, and any other one in 0.05: `json_decoder` gives decoders that leave such reading to Python, which takes
-0.2 to 2 us. In a large text these count as several values. A tree of many values makes Python's collector go through it
-again and again although JSON has no cycles, which takes ten times as long as decoding. Does no I/O.
+A decoder works at once, and no other request is served meanwhile. The time for a number grows with the square of its
+digits; digits within a text are harmless. msgspec itself reads a number near the ends of the doubles' range, or between
+two of them, in 17 us, and any other one in 0.05: `json_decoder` gives decoders that leave such reading to Python, which
+takes 0.2 to 2 us. In a large text these count as several values. A tree of many values makes Python's collector go
+through it again and again although JSON has no cycles, which takes ten times as long as decoding. Does no I/O.
 """
 
 import gc

@@ -48,7 +48,7 @@ class Notifier:
         self._say(_status(status))
 
     async def keep_watchdog_calm(self, is_alive: Callable[[], bool]) -> None:
-        """Pings for as long as it runs on a loop that turns; returns at once when nobody listens."""
+        """Pings for as long as it runs on a loop that turns; returns at once without a service manager."""
         while self.ping_s is not None:
             if is_alive():
                 self._say("WATCHDOG=1")

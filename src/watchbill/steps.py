@@ -1,4 +1,4 @@
-"""Long work in steps: done at once, or a share at a time on an event loop, so that nobody else waits for its end.
+"""Long work in steps: done at once, or a share at a time on an event loop, so that requests do not wait for its end.
 
 The work is a generator that yields between its steps and returns its result. What it reads may change between two
 steps; it must look again instead of believing what it saw before.
@@ -35,7 +35,7 @@ async def join(pieces: Sequence[bytes], size: int) -> bytes:
 
 
 class Shares:
-    """A share of each turn of the event loop for long work; whoever comes meanwhile waits for its end."""
+    """A share of each turn of the event loop for long work; requests wait for the end of that share."""
 
     def __init__(self) -> None:
         self._taken = asyncio.Lock()

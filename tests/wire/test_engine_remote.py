@@ -150,7 +150,7 @@ async def test_a_load_only_looks_whether_somebody_is_there(tmp_path: Path, serve
 async def test_a_load_of_a_server_that_is_not_there_says_so(tmp_path: Path) -> None:
     rules = EngineRules("lab", "remote", url=f"http://127.0.0.1:{closed_port()}", shared=True)
     engine = make_engine(rules, root=tmp_path, on_death=lambda *_: None)
-    with pytest.raises(LoadError, match="nobody answers at http://127"):
+    with pytest.raises(LoadError, match="no answer from http://127"):
         await within(5, engine.load(Model("m", "lab"), 1))
     await engine.load(Model("m", "lab", probe="none"), 1)
 

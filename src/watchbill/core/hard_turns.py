@@ -8,7 +8,7 @@ If whole quanta leave too little time, there is a second plan with turns of one 
 must begin, and everybody can be served by it, the quantum of a resident model may end early.
 
 A turn is brought forward only after its request has waited a few load times. Where not all can be served in time, a
-better priority may still come, and swapping earlier would serve nobody sooner.
+better priority may still come, and swapping earlier would serve no request sooner.
 """
 
 import math
@@ -73,7 +73,7 @@ class HardTurn(NamedTuple):
     )
 
     def is_pressing(self, now: float) -> bool:
-        """Whether everybody can still be served in time, but only if nobody has a whole quantum from now on."""
+        """Whether all can still be served in time, but only if no model has a whole quantum from now on."""
         return self.squeezed <= now <= self.squeezed + self.margin_ms and self.slack_ms >= 0
 
     def is_last_call(self, now: float) -> bool:

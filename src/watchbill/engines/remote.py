@@ -45,7 +45,7 @@ class SharedEngine:
             outgoing = Outgoing(warm.endpoint, "GET", _LIST)
             reply = await upstream.fetch(outgoing, timeout_ms=limits.HEALTH_MS_MAX)
         except UpstreamFailed as failure:
-            raise LoadError(f"nobody answers at {self._url}: {failure}") from failure
+            raise LoadError(f"no answer from {self._url}: {failure}") from failure
         finally:
             await upstream.close()
         if said_by(reply.status) is Said.FAILED:

@@ -39,7 +39,7 @@ _TYPES = {
     415: "invalid_request_error",
     429: "rate_limit_error",
 }
-#: What a client is told to wait when nobody knows better.
+#: The wait that a client is told where no forecast is known.
 _RETRY_AFTER_DEFAULT_S = 5
 #: What llama.cpp answers with 500 although nothing is wrong with it: the request is.
 _CALLERS_FAULTS = ("is too large to process", "Failed to parse tool", "Failed to parse messages")

@@ -2,7 +2,7 @@
 
 Engines are always asked to stream, because llama.cpp notices that a caller left only while it streams. What a
 whole answer would have contained is put together here: texts are joined, tool calls by their index, log
-probabilities in order, choices by theirs; fields nobody has heard of are kept. Choices, tool calls and all that is
+probabilities in order, choices by theirs; unknown fields are kept. Choices, tool calls and all that is
 kept together have a bound. Does no I/O.
 
 Nearly every event of a chat carries a few words of its only choice and nothing else. Those are read many at once

@@ -1,11 +1,11 @@
 """Large bodies, read a little at a time: their long texts are lifted out and put back, byte for byte, on the way on.
 
-A decoder works on a whole body at once, and nobody else is served meanwhile: an image of 50 MB takes it a tenth of a
-second, as many digits take seconds. So a large body is walked through in windows, with the event loop in between. Texts
-that are long are checked and replaced by a short mark; what is left, the frame, is small, bounded (values, fields,
-digits, bytes) and decoded like any other body. Handlers see the marks as texts, which begin as the text they stand for
-does, and may put them anywhere, also into JSON within a text. `Lifted.fill` puts the texts in place of the marks that
-are left in an engine's request, as pieces of the very body that came: they are neither decoded nor copied.
+A decoder works on a whole body at once, and no other request is served meanwhile: an image of 50 MB takes it 0.1
+seconds, as many digits take seconds. So a large body is walked through in windows, with the event loop in between.
+Texts that are long are checked and replaced by a short mark; what is left, the frame, is small, bounded (values,
+fields, digits, bytes) and decoded like any other body. Handlers see the marks as texts, which begin as the text they
+stand for does, and may put them anywhere, also into JSON within a text. `Lifted.fill` puts the texts in place of the
+marks that are left in an engine's request, as pieces of the very body that came: they are neither decoded nor copied.
 
 A mark holds a random word, so no client can write one. Does no I/O.
 """

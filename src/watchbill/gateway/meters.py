@@ -157,7 +157,7 @@ class TokenCount:
         self._settle()
 
     def end(self) -> None:
-        """The answer is over, or nobody wants the rest."""
+        """The answer is over, or its client has left."""
         self._settle()
 
     def _settle(self) -> None:

@@ -57,7 +57,7 @@ class Resumption:
         self._reader = EventReader()
         self._events = WholeEvents()
         self._finished = False
-        self._tokens_max: int | None = None  # at which to stop wherever it is; None: nobody asked to
+        self._tokens_max: int | None = None  # at which to stop wherever it is; None: without such a limit
 
     # ------------------------------------------------------------------ what the engine is asked
 

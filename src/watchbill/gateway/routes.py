@@ -47,7 +47,7 @@ class Routes:
         return self._other
 
     def methods(self, request: Request) -> set[str]:
-        """How the address of a request may be asked; nothing when nobody serves it."""
+        """The methods that the address of a request has; none for an unknown address."""
         path = request.target.partition("?")[0]
         fixed = {method for method, known in self._fixed if known in (path, request.path)}
         return fixed | {method for method, pattern, _ in self._patterns if pattern.fullmatch(path)}

@@ -28,7 +28,7 @@ class Kept(StrEnum):
     """Why a model stays although a client asked for its unload."""
 
     PERMANENT = "permanent"
-    SHARED = "shared"  # somebody else's engine
+    SHARED = "shared"  # an engine that Watchbill does not manage
     USED = "used"  # others use it, wait for it, or did lately; or its caller has asked for this too often
     BUSY = "busy"  # too many unloads are under way
 

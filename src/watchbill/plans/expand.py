@@ -209,7 +209,7 @@ def _id_of(item: Item) -> str | None:
 
 
 def _reserved(task: str, identifier: str | None, taken: Container[str], used: set[str]) -> str | None:
-    """TASK_ID, where that is a safe name and nobody else's."""
+    """TASK_ID, if that is a safe name and no other task has it."""
     if identifier is None:
         return None
     name = f"{task}_{identifier}"

@@ -1,4 +1,4 @@
-"""The graph: who waits for whom, and what becomes ready, skipped or expandable when a task ends (PLAN-05).
+"""The graph: which task waits for which, and which become ready, skipped or expandable when a task ends (PLAN-05).
 
 Pure and incremental: ending a task touches the tasks that wait for it and nothing else, so the cost per task is the
 same with 100 tasks and with 100,000.

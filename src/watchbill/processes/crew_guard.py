@@ -469,7 +469,7 @@ class CrewGuard:
             "out": out, "err": err,
         })  # fmt: skip
 
-    # ------------------------------------------------------------ who belongs to whom
+    # ------------------------------------------------------------ which process belongs to which task
 
     def children(self) -> list[int]:
         """Our children, those included that were left to us by others."""

@@ -49,7 +49,7 @@ class Wanted(NamedTuple):
 
     name: str
     source: str
-    sha256: str | None = None  #: None: nobody knows; the hash is recorded when the file arrives
+    sha256: str | None = None  #: None: unknown; the hash is recorded when the file arrives
     origin: Path | None = None  #: the file on this machine that it is copied from
 
 
@@ -62,7 +62,7 @@ class Record(msgspec.Struct, frozen=True):
     mtime_ns: int
 
     def describes(self, status: os.stat_result) -> bool:
-        """Whether nobody touched the file since."""
+        """Whether the file is unchanged since."""
         return (self.size_bytes, self.mtime_ns) == (status.st_size, status.st_mtime_ns)
 
 

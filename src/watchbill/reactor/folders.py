@@ -18,7 +18,7 @@ from watchbill.reactor.intents import DONE_FOLDER, INTENTS_FOLDER, REACTOR_FOLDE
 __all__ = ["Folders"]
 
 LOG_FILE = "reactor.jsonl"
-#: Answers are read by whoever looks into the folder.
+#: Answers are readable by every user of the folder.
 _ANSWER_MODE = 0o644
 
 

@@ -3,7 +3,7 @@
     ROOT/reactor/intents/ID.json    written by the daemon: a verb, a unit, why, and until when it is meant
     ROOT/reactor/done/ID.json       written by the reactor: what became of it
 
-Both appear whole or not at all (a draft, then a rename). An intent is acted on by whoever removes it: the reactor
+Both appear whole or not at all (a draft, then a rename). The process that removes an intent acts on it: the reactor
 before it acts, or the daemon when it changes its mind, so it never happens that both believe the other one has it.
 """
 

@@ -35,7 +35,7 @@ from watchbill.reactor.systemctl import Systemctl
 
 __all__ = ["OWN_UNITS", "Reactor", "Refused"]
 
-#: Whatever the list says: nobody stops the daemon or the reactor through the reactor.
+#: The daemon and the reactor cannot be stopped through the reactor, even if the list names them.
 OWN_UNITS = frozenset({"watchbill.service", "watchbill-reactor.service"})
 _IS_DOWN = frozenset({"inactive", "failed"})
 Outcome = TypeVar("Outcome")
@@ -197,7 +197,7 @@ class Reactor:
             self._folders.answer(f"{answer.id}.json", msgspec.json.encode(finished) + b"\n")
 
     def _note(self, event: str, id_: str, text: str, intent: Intent | None = None, ok: bool = False) -> None:
-        """One line in the reactor's log, and one for whoever watches it."""
+        """Write one line to the reactor's log file, and one to the process's own log."""
         line: dict[str, object] = {"t": datetime.now(UTC), "event": event, "id": header_text(id_), "ok": ok}
         if intent is not None:
             line |= {
@@ -214,7 +214,7 @@ class Reactor:
 
 @contextlib.contextmanager
 def _disk_may_be_full(what: str) -> Generator[None]:
-    """A full disk keeps nobody from stopping a unit; the daemon's own deadline covers a lost answer."""
+    """A full disk does not prevent stopping a unit; the daemon's own deadline covers a lost answer."""
     try:
         yield
     except OSError as error:

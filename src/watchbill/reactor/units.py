@@ -1,7 +1,7 @@
 """Unit files: what the host needs so that Watchbill's models can run as units of its init system.
 
 A model with a `command` becomes a plain service, one with an `image` a Podman quadlet; members of an exclusive group
-conflict with each other, so that the law holds even when somebody starts one by hand. Nothing is installed or enabled:
+conflict with each other, so that the law holds even when one is started by hand. Nothing is installed or enabled:
 the units are started by the reactor, when the scheduler says so. Writes text only; `cli.systemd` writes files.
 """
 
@@ -18,7 +18,7 @@ from watchbill.reactor.intents import unit_of
 
 __all__ = ["MARK", "Programs", "daemon_unit", "fleet_units", "model_units", "reactor_unit", "unit_models"]
 
-#: The first line of everything written here; a file that does not begin with it is somebody else's.
+#: The first line of everything written here; a file that does not begin with it was written by another program.
 MARK = "# Written by `watchbill systemd units`. It is overwritten by the next one."
 
 #: Words that systemd takes as they are.

@@ -248,7 +248,7 @@ class Claims:
                 loan.used = _used(loan.user, loan.device, cards, ours)
             loan.peak = max(loan.peak, loan.used)
             left[holder] = max(0, left[holder] - loan.used)
-            # What is beyond the loan is nobody's that the ledger knows: it counts as foreign.
+            # The ledger knows no owner for memory beyond the loan: it counts as foreign.
             found.setdefault(loan.device, {})[loan.id] = min(loan.size or 0, loan.used)
         return found
 

@@ -2,7 +2,7 @@
 
 The operator's declarations and everything that never changes are shared, and so are the learned times: they change with
 the answers of engines, and a copy hears of none. Of the rest nothing is shared. The standard library's `deepcopy` takes
-a third of a second for a thousand models, because it asks every object how it wants to be copied; nobody is served
+a third of a second for a thousand models, because it asks every object how it wants to be copied; no request is served
 meanwhile.
 """
 

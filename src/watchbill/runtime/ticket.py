@@ -276,7 +276,7 @@ class Ticket:
 class Tally:
     """Starts and ends of tickets, as their driver counts them.
 
-    They are handed on many at a time, or when somebody looks: every request leaves some, and most of them are equal.
+    They are handed on many at a time, or when they are read: every request leaves some, and most of them are equal.
     """
 
     def __init__(self, metrics: "Metrics", learned: "LearnedSizes") -> None:

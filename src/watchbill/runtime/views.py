@@ -166,7 +166,7 @@ def _model(state: State, model: ModelState, warm: Warm | None, now: int) -> dict
 
 
 def _idle_left_ms(state: State, model: ModelState, now: int) -> int | None:
-    """How long an idle model stays if nobody asks for it; None for one that does not leave for that."""
+    """How long an idle model stays without a request; None for a model that never leaves for being idle."""
     idle = model.stage is Stage.READY and model.is_idle and not model.spec.shared
     if not (idle and state.is_leaving_when_idle(model)):
         return None

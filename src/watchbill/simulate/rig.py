@@ -254,7 +254,7 @@ class Rig:
         return self._board.claim(agent.about.name, name)
 
     def _left_to_others(self, agent: _Working, offered: list[str], standing: Standing) -> list[str]:
-        """The slips whose model is not in this agent's memory: it takes them when nobody else has for a while."""
+        """The slips whose model is not in this agent's memory: it takes them when no other agent has for a while."""
         if not agent.about.models:
             return []
         now, cold = self._agenda.now, [name for name in offered if needs_heat(name, standing)]

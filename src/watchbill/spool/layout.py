@@ -201,7 +201,7 @@ def unseen_warnings(queue: Path) -> list[str]:
 
 
 def _is_unseen(entry: os.DirEntry[str]) -> bool:
-    """Whether it looks like an event that somebody named wrongly: no event, no folder, and no temporary file."""
+    """Whether it looks like an event with a wrong name: no event, no folder, and no temporary file."""
     is_temporary = entry.name.startswith(".") or entry.name.endswith((".tmp", ".part", "~"))
     return not is_event(entry.name) and not is_temporary and not entry.is_dir(follow_symlinks=False)
 

@@ -293,7 +293,7 @@ class Spool:
         """Sleep until something may have arrived, at most `timeout_s`. It may be wrong, so check the queue."""
         deaf, watch = self._parts.watch is None, self._watch()
         consumer = self._consumer()
-        # An arrival in a folder that was not watched yet woke nobody: check first, then wait.
+        # An arrival in a folder that was not watched yet caused no event: check first, then wait.
         arrived = watch.follow(consumer.folders) or deaf or watch.wait(timeout_s)
         consumer.wake()
         return arrived

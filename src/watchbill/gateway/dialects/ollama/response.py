@@ -49,7 +49,7 @@ def now_text() -> str:
 
 @dataclass
 class Telling:
-    """One answer: for whom, in which shape, and when things happened."""
+    """One answer: its request, its shape, and its times."""
 
     model: str  # as the client named it
     chat: bool

@@ -121,7 +121,7 @@ class Store:
             return entry.unwritten
         found = await self._ask(lambda: _read(_path(shelf.folder, id), entry.used_s))
         if found is None and shelf.entries.get(id) is entry:
-            self._drop(shelf, id)  # somebody removed its file
+            self._drop(shelf, id)  # its file was removed by hand
         return found
 
     async def delete(self, owner: str, id: str) -> bool:
