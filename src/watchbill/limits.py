@@ -775,8 +775,10 @@ COORDINATOR_AGAIN_MS = (1_000, 30_000)
 SUMMARY_EVERY_MS = 30_000
 #: Tasks that the file of waiting tasks lists.
 WAITING_LISTED_MAX = 1_000
-#: How long a file that a task produced may stay invisible to the coordinator: attribute caches of network mounts.
+#: How long a file that a task produced may stay invisible to the coordinator: on a local disk, and on a network mount,
+#: where NFS believes what it knows of a folder for up to 60 s (acdirmax) unless it is mounted otherwise.
 PRODUCES_MS_MAX = 5_000
+PRODUCES_NETWORK_MS_MAX = 65_000
 #: Processor time that counts as a sign of progress of a task, and how many of its files are looked at for another.
 HEADWAY_CPU_MS = 1_000
 HEADWAY_FILES_MAX = 32

@@ -86,6 +86,9 @@ def test_an_approved_command_runs_once_and_the_journal_says_who_approved_it(
     assert (rig.batch_folder("b1") / "ran").exists()
     (approved,) = rig.entries("b1", "approve")
     assert (approved["task"], approved["who"]) == ("asks", told["who"]) and approved["at_ms"]
+    [kept] = [json.loads(path.read_text()) for path in (rig.root / "brain" / "approvals").iterdir()]
+    assert (kept["task"], kept["verdict"], kept["who"]) == ("asks", "approve", told["who"])
+    assert kept["command"] and "needs approval" in kept["question"] and kept["digest"] == approved["digest"]
     assert rig.entries("b1", "ended")[-1]["outcome"] == "complete"
     assert list((rig.root / places.MANUAL).iterdir()) == [] and waiting(rig, capsys) == []
 

@@ -38,10 +38,11 @@ class Rig:
         self.seq = 0
         self.brain = self.new_brain(0)
 
-    def new_brain(self, now_ms: int) -> Coordinator:
+    def new_brain(self, now_ms: int, produces_ms: int = limits.PRODUCES_MS_MAX) -> Coordinator:
         brain = Coordinator(
-            self.disk, Watcher("manager"), Pulse("manager", 1, 1, 0), wall_ms=lambda: 1_767_225_600_000
-        )
+            self.disk, Watcher("manager"), Pulse("manager", 1, 1, 0), wall_ms=lambda: 1_767_225_600_000,
+            produces_ms=produces_ms,
+        )  # fmt: skip
         brain.start(now_ms)
         return brain
 
@@ -348,8 +349,12 @@ def test_a_group_of_entries_that_a_power_cut_tore_anywhere_is_finished_by_the_ne
         ], kept
 
 
-def test_a_file_that_a_task_produced_may_show_late_and_one_that_never_does_fails_it(rig: Rig) -> None:
+@pytest.mark.parametrize("produces_ms", [limits.PRODUCES_MS_MAX, limits.PRODUCES_NETWORK_MS_MAX])
+def test_a_file_that_a_task_produced_may_show_late_and_one_that_never_does_fails_it(
+    rig: Rig, produces_ms: int
+) -> None:
     """PLAN-02: the coordinator looks itself, and caches of a network mount may hide the file for a while."""
+    rig.brain = rig.new_brain(0, produces_ms)
     task = "- **command**: `true`\n- **produces**: {BATCH_PATH}/NAME.*\n- **retries**: 0\n"
     rig.submit("b1", "p", "".join(f"### {name}\n{task.replace('NAME', name)}" for name in ("late", "never")))
     rig.brain.turn(0)
@@ -358,9 +363,10 @@ def test_a_file_that_a_task_produced_may_show_late_and_one_that_never_does_fails
     rig.brain.turn(1)
     assert rig.kinds("b1", "accept") == [] == rig.kinds("b1", "fail")
     (rig.root / places.batch_folder("p", "b1") / "late.txt").touch()
-    rig.brain.turn(2)
+    rig.brain.turn(produces_ms)
     assert [entry["task"] for entry in rig.kinds("b1", "accept")] == ["late"]
-    rig.brain.turn(limits.PRODUCES_MS_MAX + 1)
+    assert rig.kinds("b1", "fail") == []
+    rig.brain.turn(produces_ms + 1)
     [failed] = rig.kinds("b1", "fail")
     assert (failed["task"], failed["end"]) == ("never", "missing_output")
     assert "never.* is not there" in str(failed["tail"])
@@ -387,12 +393,13 @@ def test_a_task_without_progress_is_aborted_then_killed_then_left_to_a_person(ri
 
 
 def test_a_cancel_that_arrives_with_its_plan_is_obeyed(rig: Rig) -> None:
-    """PLAN-07: the inbox is read in an order in which nothing is lost."""
+    """PLAN-07: the inbox is read in an order in which nothing is lost; a batch that nobody wants is not opened."""
     rig.submit("b1", "p", "### a\n- **command**: `true`\n")
     ask_to_cancel(rig.disk, "b1")
     for now_ms in (0, 1):
         rig.brain.turn(now_ms)
-    assert rig.kinds("b1", "cancel") and rig.board.offered() == []
+    assert rig.journal("b1") == [] and rig.board.offered() == []
+    assert "cancelled before" in (rig.root / places.REFUSED / "b1.json").read_text()
     assert os.listdir(rig.root / places.INBOX) == [] == os.listdir(rig.root / places.ACTIVE)
 
 

@@ -152,7 +152,11 @@ def test_a_fleet_that_two_machines_make_at_once_has_one_identity(machines: Machi
 
 def test_a_folder_that_a_program_serves_is_polled(machines: Machines) -> None:
     """FLEET-01: nobody can tell whether other machines write to it, and their changes raise no event here."""
-    assert places.probe(machines.mount("rig").path).is_network
+    found = places.probe(machines.mount("rig").path)
+    assert found.is_network and found.shows_within_ms > 60_000, (
+        "NFS believes what it knows for up to a minute"
+    )
+    assert places.probe(machines.fleet.root).shows_within_ms < 10_000
 
 
 # ------------------------------------------------------------------ machines that stand still, mounts that go away

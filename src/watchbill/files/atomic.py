@@ -11,6 +11,7 @@ import errno
 import fcntl
 import functools
 import os
+import re
 import stat
 import sys
 from collections.abc import Generator
@@ -18,10 +19,10 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 __all__ = [
-    "FILE_MODE", "PRIVATE_MODE", "NotAFile", "create_file", "fsync_folder", "make_folder", "make_subfolder",
-    "move_file", "open_folder", "open_regular", "open_shared", "put_file", "pwrite_all", "read_regular",
-    "refuse_link", "rename_noreplace", "replace_file", "sync_data", "sync_filesystem", "write_all", "write_file",
-    "write_file_durable", "writing",
+    "FILE_MODE", "PRIVATE_MODE", "NotAFile", "create_file", "fsync_folder", "is_left_draft", "make_folder",
+    "make_subfolder", "move_file", "open_folder", "open_regular", "open_shared", "put_file", "pwrite_all",
+    "read_regular", "refuse_link", "rename_noreplace", "replace_file", "sync_data", "sync_filesystem", "write_all",
+    "write_file", "write_file_durable", "writing",
 ]  # fmt: skip
 
 #: Shared files and folders belong to their maker and, as far as the umask allows, to the group; never to all.
@@ -33,6 +34,7 @@ _GROUP_BITS = 0o070
 _TO_WRITE = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 _TO_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _RENAME_NOREPLACE = 1
+_DRAFT = re.compile(r"\..+\.\d+\.[0-9a-f]{8}", re.DOTALL)
 _NOT_SUPPORTED = frozenset({errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP})
 
 
@@ -73,10 +75,18 @@ def write_file(
 
 
 def write_file_durable(path: Path, data: bytes) -> None:
-    """Replace a small file: temporary file, fsync, rename, fsync of the folder. Several writers may do so at once."""
+    """Replace a small file: temporary file, fsync, rename, fsync of the folder. Several writers may do so at once.
+
+    A writer that is killed leaves its temporary file behind (`is_left_draft`).
+    """
     temporary = f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}"
     with open_folder(path.parent) as folder:
         put_file(path.name, temporary, data, dir_fd=folder, sync=True)
+
+
+def is_left_draft(name: str) -> bool:
+    """Whether a file has the name of a temporary file of `write_file_durable`: an old one has lost its writer."""
+    return _DRAFT.fullmatch(name) is not None
 
 
 def create_file(path: Path, data: bytes, *, sync: bool = True, mode: int = PRIVATE_MODE) -> None:

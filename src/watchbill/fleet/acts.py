@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 
 from watchbill.fleet import places
+from watchbill.fleet.approving import Answer, Question, record_of
 from watchbill.fleet.board import Board
 from watchbill.fleet.disk import Disk
 from watchbill.fleet.ledger import Phase
@@ -23,7 +24,7 @@ class Acts:
     """The acts of one turn."""
 
     def __init__(self, disk: Disk, board: Board, wall_ms: Callable[[], int]) -> None:
-        """`wall_ms` names the folder of today's complete tasks."""
+        """`wall_ms` names the folder of today's complete tasks, and is in the answers of people."""
         self._disk = disk
         self._board = board
         self._wall_ms = wall_ms
@@ -61,6 +62,11 @@ class Acts:
     def remove(self, path: str) -> None:
         """Plan to remove a file."""
         self.later(lambda: self._disk.remove(path))
+
+    def keep_answer(self, question: Question, given: Answer) -> None:
+        """Plan to keep what a person said about a task, beside the journal, for people."""
+        content = record_of(question, given, self._wall_ms())
+        self.later(lambda: self._disk.put(places.approval_path(question.digest), content, durable=True))
 
     def folder_of(self, phase: Phase) -> str:
         """Where the last slip of a task lies that has got to this phase."""

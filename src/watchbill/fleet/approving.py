@@ -35,6 +35,7 @@ __all__ = [
     "entries_of",
     "question_of",
     "questions_of",
+    "record_of",
 ]
 
 _FORMAT = 1
@@ -149,6 +150,12 @@ class Answer:
 def answer(disk: Disk, given: Answer) -> None:
     """Leave an answer for the coordinator, durably."""
     disk.put(f"{places.INBOX}/{given.batch}.{given.id}.approve", given.encode(), durable=True)
+
+
+def record_of(question: Question, given: Answer, at_ms: int) -> bytes:
+    """The answer to a question as people find it in brain/approvals/; the journal is what counts."""
+    said = {"verdict": given.verdict.value, "who": given.who, "at_ms": at_ms, "reason": given.reason}
+    return json.dumps({**question.fields(), **said}, indent=2).encode() + b"\n"
 
 
 # ------------------------------------------------------------------ what it means

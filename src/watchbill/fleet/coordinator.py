@@ -80,6 +80,7 @@ class Coordinator:
         wall_ms: Callable[[], int],
         stuck_after_ms: int = limits.STUCK_AFTER_MS,
         summary_every_ms: int = limits.SUMMARY_EVERY_MS,
+        produces_ms: int = limits.PRODUCES_MS_MAX,
     ) -> None:
         """`wall_ms`, `host` and `root`, where this machine has the shared folder, are for people and decide nothing."""
         self._disk = disk
@@ -98,7 +99,9 @@ class Coordinator:
         self._acts = Acts(disk, self._board, wall_ms)
         self._inbox = Inbox(disk, self._active, self._acts)
         self._holding = Holding(disk, self._acts)
-        self._judging = Judging(disk, self._board, self._active, self._acts, self._holding)
+        self._judging = Judging(
+            disk, self._board, self._active, self._acts, self._holding, produces_ms=produces_ms
+        )
         self._living: dict[str, Heartbeat] = {}
         self._crowd = Crowd()
         self._dropped = 0

@@ -18,7 +18,7 @@ from watchbill.files.atomic import NotAFile
 from watchbill.fleet import places
 from watchbill.fleet.active import ActiveBatches
 from watchbill.fleet.acts import Acts
-from watchbill.fleet.approving import Answer, entries_of
+from watchbill.fleet.approving import Answer, entries_of, question_of
 from watchbill.fleet.disk import Disk
 from watchbill.fleet.entries import Cancel
 from watchbill.fleet.ledger import Ledger
@@ -182,11 +182,14 @@ class Inbox:
         """Obey a person's answer about tasks that wait for one."""
         ledger = self._to_go_on(name, given.batch)
         lasts = [(task, ledger.state(task).last) for task in given.tasks if task in ledger]
+        asked = [question_of(ledger, task) for task, _ in lasts]
         for entry in entries_of(ledger, given):
             self._active.decide(ledger.batch, entry, now_ms)
         for task, last in lasts:
             target = self._acts.folder_of(ledger.phase(task))
             self._acts.move(f"{places.MANUAL}/{last}", f"{target}/{last}")
+        for question in asked:
+            self._acts.keep_answer(question, given)
         if ledger.outcome is None:
             self._show_active_later(ledger, name)
         else:

@@ -45,7 +45,17 @@ class _Unseen:
 class Judging:
     """The results of one epoch."""
 
-    def __init__(self, disk: Disk, board: Board, active: ActiveBatches, acts: Acts, holding: Holding) -> None:
+    def __init__(
+        self,
+        disk: Disk,
+        board: Board,
+        active: ActiveBatches,
+        acts: Acts,
+        holding: Holding,
+        *,
+        produces_ms: int,
+    ) -> None:
+        """`produces_ms`: how long a file may stay invisible here that its task has produced."""
         self._disk = disk
         self._board = board
         self._active = active
@@ -53,6 +63,7 @@ class Judging:
         self._holding = holding
         self._evaluations = Evaluations()
         self._unseen: list[_Unseen] = []
+        self._produces_ms = produces_ms
 
     def hear(self, result: Result, crowd: Crowd, now_ms: int) -> bool:
         """Judge a result, now or when its files or its score are there; False where its token does not count."""
@@ -69,7 +80,7 @@ class Judging:
             self._acts.put_away(result.name, places.EXPIRED, result.agent)
             return True
         if result.end is End.DONE and self._missing(*offer):
-            self._unseen.append(_Unseen(result, now_ms + limits.PRODUCES_MS_MAX))
+            self._unseen.append(_Unseen(result, now_ms + self._produces_ms))
         else:
             self._evaluate_or_judge(*offer, result, crowd, now_ms)
         return True

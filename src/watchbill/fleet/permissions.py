@@ -1,10 +1,11 @@
 """Permissions: whether a worker may run a command, and which rule says so.
 
 Rules stand in `permissions.toml`, in the fleet's root and in the folder of a plan. A rule is about one part of a
-command line (`shellparts`): a program with its arguments, a file that a redirection writes, or the whole line.
+command line (`shellparts`): a program with its arguments, a file that a redirection writes, a host, or the whole line.
 
     "python3 scripts/*.py *"    the same as "Bash(python3 scripts/*.py *)"
     "Write(/data/out/**)"       the file behind > or >>
+    "Net(*.example.org)"        a host that a program or a redirection names (`network`)
     "Line(make -C tools all)"   the whole command, letter by letter as it stands in plan.md
 
 The first that has something to say decides, for each part; the worst of its parts decides about a line:
@@ -41,8 +42,10 @@ from watchbill.fleet.rules import (
     RuleBook,
     Rules,
     allows,
+    allows_host,
     allows_path,
     concerns,
+    concerns_host,
     concerns_path,
     parse_rules,
 )
@@ -309,13 +312,18 @@ class _Decision:
 
     def _allowed(self, part: Part, rules: Rules) -> Ruling | None:
         for pattern in rules.of(Action.ALLOW, _about(part)):
-            if part.kind is Kind.WRITE:
-                is_allowed = allows_path(pattern, self._paths(part)[-1])
-            else:
-                is_allowed = allows(pattern, part.words)
-            if is_allowed:
+            if self._covers(pattern, part):
                 return Ruling(Action.ALLOW, Why.RULE, _shown(part), pattern.rule)
         return None
+
+    def _covers(self, pattern: Pattern, part: Part) -> bool:
+        match part.kind:
+            case Kind.WRITE:
+                return allows_path(pattern, self._paths(part)[-1])
+            case Kind.NET:
+                return allows_host(pattern, part.words[0])
+            case Kind.RUN:
+                return allows(pattern, part.words)
 
     def _hidden(self, part: Part) -> Ruling | None:
         """What it starts is seen by no rule: only a rule about itself allows it."""
@@ -338,14 +346,20 @@ class _Decision:
     def _is_harmless(self, part: Part) -> bool:
         if part.kind is Kind.RUN:
             return part.starts_another or part.program in _HARMLESS
+        if part.kind is Kind.NET:
+            return False
         path = self._paths(part)[-1]
         inside = self._line.batch_path and path.startswith(self._line.batch_path.rstrip("/") + "/")
         return path in _STREAMS or bool(inside)
 
     def _concerns(self, pattern: Pattern, part: Part) -> Match:
-        if part.kind is Kind.WRITE:
-            return concerns_path(pattern, self._paths(part))
-        return concerns(pattern, part.words)
+        match part.kind:
+            case Kind.WRITE:
+                return concerns_path(pattern, self._paths(part))
+            case Kind.NET:
+                return concerns_host(pattern, part.words[0])
+            case Kind.RUN:
+                return concerns(pattern, part.words)
 
     def _paths(self, part: Part) -> list[str]:
         """The spellings of a file: as it is written, and whole."""
@@ -359,7 +373,8 @@ class _Decision:
 def _shown(part: Part) -> str:
     """A part for people; what is known only when it runs as dots."""
     words = [shlex.quote(word.replace(ANYTHING, "...")) for word in part.words]
-    return _shortened(" ".join([">", *words] if part.kind is Kind.WRITE else words))
+    before = {Kind.WRITE: [">"], Kind.NET: ["connect to"], Kind.RUN: []}[part.kind]
+    return _shortened(" ".join([*before, *words]))
 
 
 def _shown_command(command: str) -> str:
@@ -372,10 +387,12 @@ def _shortened(text: str) -> str:
 
 
 def _about(part: Part) -> About:
-    return About.WRITE if part.kind is Kind.WRITE else About.BASH
+    return {Kind.WRITE: About.WRITE, Kind.NET: About.NET, Kind.RUN: About.BASH}[part.kind]
 
 
 def _by_default(part: Part, rules: Rules) -> Ruling | None:
-    if rules.default is None:
+    # A file that says nothing about hosts leaves them to the rules about the programs.
+    says_nothing = part.kind is Kind.NET and not any(each.about is About.NET for each in rules.patterns)
+    if rules.default is None or says_nothing:
         return None
     return Ruling(rules.default.action, Why.DEFAULT, _shown(part), rules.default)

@@ -10,6 +10,7 @@
     brain/refused/BATCH.json                    a submitted plan that cannot be run, and why
     brain/private_tasks/BATCH.json              tasks that wait for others: for people
     brain/escalations/BATCH.md                  what a planner needs after a failure
+    brain/approvals/DIGEST.json                 what a person said about a task that asked
     brain/epochs/EPOCH                          taken by exactly one coordinator each
     brain/coordinator.json                      who coordinates now: for people, and for a second coordinator
     tasks/queue/NAME  processing/AGENT/NAME  complete/DATE/NAME  failed/NAME  manual/NAME  expired/NAME
@@ -40,9 +41,9 @@ from watchbill.names import check_folder_name, check_plain_name
 __all__ = [
     "ACTIVE", "BRAIN", "COMPLETE", "COORDINATOR", "DRAFTS", "EPOCHS", "EXPIRED", "FAILED", "GPUS", "INBOX", "LOGS",
     "MANUAL", "MARKER", "PROCESSING", "QUEUE", "REFUSED", "RESULTS", "SIGNALS", "MountReport", "NoFleet",
-    "batch_folder", "check_agent_name", "check_root", "complete_folder", "epoch_of_journal", "escalation_path",
-    "fleet_command", "from_shared", "heartbeat_path", "journal_path", "make_fleet", "make_root", "probe",
-    "processing_folder", "refuse_outside", "result_log", "to_shared", "wait_for_root", "waiting_path",
+    "approval_path", "batch_folder", "check_agent_name", "check_root", "complete_folder", "epoch_of_journal",
+    "escalation_path", "fleet_command", "from_shared", "heartbeat_path", "journal_path", "make_fleet", "make_root",
+    "probe", "processing_folder", "refuse_outside", "result_log", "to_shared", "wait_for_root", "waiting_path",
     "whose_result_log",
 ]  # fmt: skip
 
@@ -69,9 +70,10 @@ COMPLETE = "tasks/complete"
 LOGS = "logs"
 _WAITING = "brain/private_tasks"
 _ESCALATIONS = "brain/escalations"
+_APPROVALS = "brain/approvals"
 _FOLDERS = (
     "plans", INBOX, ACTIVE, REFUSED, EPOCHS, DRAFTS, QUEUE, PROCESSING, COMPLETE, FAILED, MANUAL, EXPIRED, RESULTS,
-    GPUS, SIGNALS, LOGS, _WAITING, _ESCALATIONS,
+    GPUS, SIGNALS, LOGS, _WAITING, _ESCALATIONS, _APPROVALS,
 )  # fmt: skip
 _JOURNAL = re.compile(r"journal\.([1-9][0-9]{0,9})\.jsonl")
 _RESULT_LOG = re.compile(r"(.+)\.([1-9][0-9]{0,9})\.jsonl")
@@ -176,6 +178,11 @@ class MountReport:
     )
     fault: OSError | None  # what it answers to a small file
 
+    @property
+    def shows_within_ms(self) -> int:
+        """How long a file may stay invisible here that another machine has made."""
+        return limits.PRODUCES_NETWORK_MS_MAX if self.is_network else limits.PRODUCES_MS_MAX
+
 
 def probe(root: Path) -> MountReport:
     """Look at the mount of a root that `check_root` accepted: its kind, and whether it takes a small file."""
@@ -220,6 +227,11 @@ def waiting_path(batch: str) -> str:
 def escalation_path(batch: str) -> str:
     """What a planner needs to correct the plan of a batch."""
     return f"{_ESCALATIONS}/{check_plain_name(batch, 'a batch')}.md"
+
+
+def approval_path(digest: str) -> str:
+    """A person's answer to the question with this digest."""
+    return f"{_APPROVALS}/{check_plain_name(digest, 'a digest')}.json"
 
 
 def epoch_of_journal(name: str) -> int | None:

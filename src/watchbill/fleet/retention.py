@@ -3,6 +3,8 @@
     keep_complete    slips of complete, failed and expired tasks, and result logs of former lives
     keep_history     journals, attempts and logs of batches that ended; their summary, inputs, results and output stay
 
+What a process that was killed in the middle of a write left under a hidden name leaves after an hour, whatever is kept.
+
 Run by the coordinator now and then. Ages are of the folder's own times and dates: nothing that counts depends on them.
 """
 
@@ -14,11 +16,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from watchbill.files.atomic import is_left_draft
 from watchbill.fleet import places
 
 __all__ = ["Keeping", "clean"]
 
-DAY_MS = 86_400_000
+HOUR_MS = 3_600_000
+DAY_MS = 24 * HOUR_MS
 _DATE = re.compile(r"\d{4}-\d\d-\d\d")
 _SUMMARY = "RUN_SUMMARY.json"
 #: What of an ended batch is removed when its time is over.
@@ -36,7 +40,7 @@ class Keeping:
 
 def clean(root: Path, keeping: Keeping, wall_ms: int) -> int:
     """Remove what is older than it has to be kept. Returns how many files and folders left. Raises OSError."""
-    removed = 0
+    removed = sum(map(_remove, _left_drafts(root, wall_ms - HOUR_MS, wall_ms - DAY_MS)))
     if keeping.complete_ms is not None:
         before_ms = wall_ms - keeping.complete_ms
         for path in (*_old_slips(root, before_ms), *_old_result_logs(root, before_ms)):
@@ -45,6 +49,22 @@ def clean(root: Path, keeping: Keeping, wall_ms: int) -> int:
         for path in _old_history(root, wall_ms - keeping.history_ms):
             removed += _remove(path)
     return removed
+
+
+def _left_drafts(root: Path, before_ms: int, since_ms: int) -> Iterator[Path]:
+    """Drafts that have lost their writers: where the fleet writes, and in batches that run or ended lately."""
+    folders = [root, root / places.BRAIN, *_entries(root / places.BRAIN), *_entries(root / places.GPUS)]
+    for plan in _entries(root / "plans"):
+        for batch in _entries(plan / "history"):
+            if batch.is_dir() and _age_of(batch / _SUMMARY) >= since_ms:
+                folders += [
+                    batch,
+                    *(path for path in _entries(batch) if path.name != "tasks" and path.is_dir()),
+                ]
+    for folder in folders:
+        for path in _hidden(folder):
+            if is_left_draft(path.name) and _age_of(path) < before_ms:
+                yield path
 
 
 def _old_slips(root: Path, before_ms: int) -> Iterator[Path]:
@@ -94,8 +114,16 @@ def _old_history(root: Path, before_ms: int) -> Iterator[Path]:
 
 
 def _entries(folder: Path) -> list[Path]:
+    return [path for path in _listed(folder) if not path.name.startswith(".")]
+
+
+def _hidden(folder: Path) -> list[Path]:
+    return [path for path in _listed(folder) if path.name.startswith(".")]
+
+
+def _listed(folder: Path) -> list[Path]:
     try:
-        return [folder / name for name in os.listdir(folder) if not name.startswith(".")]
+        return [folder / name for name in os.listdir(folder)]
     except (FileNotFoundError, NotADirectoryError):
         return []
 

@@ -2,7 +2,7 @@
 
     default = "ask"
     allow = ["python3 scripts/*.py *", "Write(/data/out/**)"]
-    ask   = ["pip install *"]
+    ask   = ["pip install *", "Net(*)"]
     deny  = ["sudo *", "rm -rf /*"]
     [sandbox]                       # what every task gets at least
     level = "light"
@@ -38,7 +38,7 @@ from watchbill.units import parse_bytes
 
 __all__ = [
     "FILE", "About", "Action", "Match", "Network", "Pattern", "Rule", "RuleBook", "RuleTest", "Rules", "SandboxRules",
-    "allows", "allows_path", "concerns", "concerns_path", "parse_rules",
+    "allows", "allows_host", "allows_path", "concerns", "concerns_host", "concerns_path", "parse_rules",
 ]  # fmt: skip
 
 FILE = "permissions.toml"
@@ -67,6 +67,7 @@ class About(Enum):
     BASH = "Bash"
     WRITE = "Write"
     LINE = "Line"
+    NET = "Net"
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +107,7 @@ class Pattern(NamedTuple):
 
     rule: Rule
     about: About
-    words: tuple[str, ...]  # one for Write and Line
+    words: tuple[str, ...]  # one for Write, Line and Net
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +163,7 @@ _BEGINS = ("/", "{ROOT}/", "{PLAN_PATH}/", "{BATCH_PATH}/")
 _TEST_KEYS = ("command", "expect")
 #: What becomes of a command, as people say it.
 _OUTCOMES = {"allowed": "allow", "needs_approval": "ask", "blocked": "deny"}
+_HOST = re.compile(r"[A-Za-z0-9.:*?_-]+")
 _WRITTEN = re.compile(r"([A-Za-z]+)\((.*)\)", re.DOTALL)
 
 
@@ -254,9 +256,21 @@ class _Reader:
             )
             self._wrong(path, what, "write a command, as in python3 scripts/*.py *")
             return None
+        if about is About.NET:
+            return self._net(rule, body, path)
         if about is not About.BASH:
             return Pattern(rule, about, (body,))
         return self._bash(rule, body, path)
+
+    def _net(self, rule: Rule, body: str, path: KeyPath) -> Pattern | None:
+        if not _HOST.fullmatch(body):
+            self._wrong(
+                path,
+                f"{spell_value(body)[:40]} is no host",
+                "write Net(*.example.org), Net(10.0.*) or Net(*)",
+            )
+            return None
+        return Pattern(rule, About.NET, (body.lower(),))
 
     def _bash(self, rule: Rule, body: str, path: KeyPath) -> Pattern | None:
         try:
@@ -352,6 +366,11 @@ def allows(pattern: Pattern, words: Sequence[str]) -> bool:
     return all(_covers(want, word) for want, word in zip(wanted, words, strict=False))
 
 
+def allows_host(pattern: Pattern, host: str) -> bool:
+    """Whether an `allow` rule covers a host; `Net(*)` also covers one that is not known."""
+    return pattern.words[0] == "*" or _covers(pattern.words[0], host)
+
+
 def allows_path(pattern: Pattern, path: str) -> bool:
     """Whether an `allow` rule covers a file that is written."""
     return _covers(os.path.expanduser(pattern.words[0]), path)
@@ -381,6 +400,11 @@ def concerns(pattern: Pattern, words: Sequence[str]) -> Match:
     as_written = _glob(_pattern_text(wanted), _text(plain))
     tidy = _glob(_pattern_text(wanted), _text([program, *map(_tidy, words[1:])]))
     return max(as_written, tidy, _in_any_order(wanted, plain), key=lambda match: match.value)
+
+
+def concerns_host(pattern: Pattern, host: str) -> Match:
+    """Whether a `deny` or `ask` rule is about a host that is reached."""
+    return _glob(pattern.words[0], host)
 
 
 def concerns_path(pattern: Pattern, paths: Iterable[str]) -> Match:

@@ -159,6 +159,7 @@ class Service:
             self._disk, self._watcher, Pulse(boot_id(), pid, start_time(pid) or 0, 0), host=host_name(),
             root=str(self._root), wall_ms=lambda: time.time_ns() // 1_000_000,
             stuck_after_ms=self._settings.stuck_after_ms,
+            produces_ms=self.mount.shows_within_ms,
         )  # fmt: skip
 
     def _serve(self, brain: Coordinator) -> None:

@@ -1,8 +1,8 @@
 """Shell parts: which programs a bash command line would start, as far as its text tells.
 
 `plans.command` reads the text as bash does. Here each simple command is taken apart further: assignments before it,
-programs that start other programs (`env`, `timeout`, `xargs`, `sudo` ...), shells and `eval` with program text, and
-the files that redirections write. A rule is about one such **part**.
+programs that start other programs (`env`, `timeout`, `xargs`, `sudo` ...), shells and `eval` with program text, the
+files that redirections write, and the hosts that are reached (`network`). A rule is about one such **part**.
 
 Whatever is known only when the line runs is a **doubt**, and a doubt is never allowed by a rule:
 
@@ -23,6 +23,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from watchbill import limits
+from watchbill.fleet.network import host_of_device, hosts_of
 from watchbill.plans.bash_reader import Reading, read_command
 from watchbill.plans.inputs import BUILT_INS
 from watchbill.plans.placeholders import Placeholder
@@ -41,6 +42,7 @@ class Kind(Enum):
 
     RUN = "run"
     WRITE = "write"  # a redirection; the only word is the file
+    NET = "net"  # a connection; the only word is the host
 
 
 class Doubt(Enum):
@@ -54,7 +56,7 @@ class Doubt(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One program that would be started, or one file that would be written."""
+    """One program that would be started, one file that would be written, or one host that would be reached."""
 
     kind: Kind
     words: tuple[str, ...]
@@ -321,8 +323,12 @@ class _Simple:
         self._splitter.parts.append(
             Part(Kind.RUN, texts, starts_another, is_opaque, (*named, *from_values), doubt, items)
         )
+        if not starts_another:
+            self._splitter.parts += [Part(Kind.NET, (host,)) for host in hosts_of(texts)]
 
     def _redirection(self, piece: _Piece) -> None:
+        if host := host_of_device(piece.text):
+            self._splitter.parts.append(Part(Kind.NET, (host,)))
         is_descriptor = piece.redirect in (">&", "<&") and re.fullmatch(r"\d+-?|-", piece.text)
         if piece.redirect.startswith((">", "<>")) and not is_descriptor:
             from_values = (piece.text,) if self._from_value or piece.has_value else ()
