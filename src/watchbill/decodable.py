@@ -18,11 +18,11 @@ import msgspec
 from watchbill.limits import (
     JSON_AT_ONCE_BYTES_MAX,
     JSON_DECODED_BYTES_MAX,
+    JSON_DECODED_VALUES_MAX,
     JSON_DIGITS_BYTES_MIN,
     JSON_DIGITS_MAX,
     JSON_EXPONENT_VALUES,
     JSON_VALUE_DIGITS,
-    JSON_VALUES_MAX,
 )
 
 __all__ = [
@@ -71,24 +71,26 @@ def _count_hard(zeros: bytes) -> int:
     return zeros.count(b"0e") * JSON_EXPONENT_VALUES + zeros.count(_VALUE_RUN)
 
 
-def is_decodable(text: bytes) -> bool:
+def is_decodable(
+    text: bytes, *, bytes_max: int = JSON_DECODED_BYTES_MAX, values_max: int = JSON_DECODED_VALUES_MAX
+) -> bool:
     """Whether decoding at once takes a short time, whatever comes of it."""
     if len(text) < JSON_DIGITS_BYTES_MIN:
         return True
-    if len(text) > JSON_DECODED_BYTES_MAX:
+    if len(text) > bytes_max:
         return False
     # What is within a text is one value, whatever it looks like.
-    return not _seems_slow(text) or not _seems_slow(_TEXT.sub(b'""', text))
+    return not _seems_slow(text, values_max) or not _seems_slow(_TEXT.sub(b'""', text), values_max)
 
 
-def _seems_slow(text: bytes) -> bool:
+def _seems_slow(text: bytes, values_max: int) -> bool:
     # One look after the other: most of what is too much has too many commas.
-    if any(text.count(mark) > JSON_VALUES_MAX for mark in (b",", b"[", b"{")):
+    if any(text.count(mark) > values_max for mark in (b",", b"[", b"{")):
         return True
     zeros = text.translate(_ZEROS)
     if _LONG_RUN in zeros:
         return True
-    return len(text) > JSON_AT_ONCE_BYTES_MAX and text.count(b",") + _count_hard(zeros) > JSON_VALUES_MAX
+    return len(text) > JSON_AT_ONCE_BYTES_MAX and text.count(b",") + _count_hard(zeros) > values_max
 
 
 @contextmanager

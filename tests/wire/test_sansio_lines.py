@@ -54,7 +54,7 @@ def test_lines_at_every_byte() -> None:
 
 def test_a_line_without_an_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """R40: an engine that never ends a line cannot fill the memory."""
-    monkeypatch.setattr(wire, "NDJSON_LINE_BYTES_MAX", 100)
+    monkeypatch.setattr(wire, "JSON_DECODED_BYTES_MAX", 100)
     reader = LineReader()
     reader.feed(b"x" * 100)
     with pytest.raises(EventTooLarge):

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from watchbill.engines.sse import DONE, EventReader, EventTooLarge
-from watchbill.limits import SSE_EVENT_BYTES_MAX
+from watchbill.limits import JSON_DECODED_BYTES_MAX
 
 NEWLINES = st.sampled_from([b"\n", b"\r\n", b"\r"])
 PAYLOADS = st.lists(
@@ -68,12 +68,12 @@ def test_a_line_that_never_ends_is_refused(line: bytes) -> None:
     reader = EventReader()
     block = b"x" * (1 << 20)
     with pytest.raises(EventTooLarge):
-        feed_all(reader, [line, *[block] * (SSE_EVENT_BYTES_MAX // len(block) + 2)])
+        feed_all(reader, [line, *[block] * (JSON_DECODED_BYTES_MAX // len(block) + 2)])
 
 
 def test_an_event_of_endless_lines_is_refused() -> None:
     """R33: many small lines without a blank one are a huge frame, too."""
     reader = EventReader()
-    block = b"data: x\n" * (1 << 16)
+    block = b"data: x\n" * (1 << 12)
     with pytest.raises(EventTooLarge):
-        feed_all(reader, [block] * (SSE_EVENT_BYTES_MAX // len(block) * 8))
+        feed_all(reader, [block] * (JSON_DECODED_BYTES_MAX // len(block) * 8))

@@ -18,7 +18,7 @@ from support.peer import Asked
 from watchbill.catalog import Catalog, Device, EngineRules, Lane, Model
 from watchbill.errors import EngineFailed
 from watchbill.gateway.vectors import read_vectors
-from watchbill.limits import JSON_DECODED_BYTES_MAX
+from watchbill.limits import VECTORS_OUTLINE_BYTES_MAX
 from watchbill.runtime.knowledge import read_files
 from watchbill.runtime.ticket import Submission, Ticket
 from watchbill.steps import at_once
@@ -167,8 +167,8 @@ def test_vectors_are_found_one_at_a_time() -> None:
         b'{"data": [{"embedding": 7}]}',
         answer([[1, 2], [3]]),
         b'{"data": [{"embedding": [1, 2',
-        b"[" * (2 * JSON_DECODED_BYTES_MAX),
-        b'{"a": "' + b"x" * (2 * JSON_DECODED_BYTES_MAX) + b'"}',
+        b"[" * (2 * VECTORS_OUTLINE_BYTES_MAX),
+        b'{"a": "' + b"x" * (2 * VECTORS_OUTLINE_BYTES_MAX) + b'"}',
     ],
     ids=["nothing", "list", "text", "number", "nested", "broken", "brackets", "large"],
 )

@@ -2,11 +2,11 @@
 
 Each owns the bytes of an event that is not complete yet, and nothing else. Promises the same however the bytes were
 split, for all three kinds of newline; a single event larger than its bound is an error, so that an engine which never
-ends a line cannot fill the memory. Never decodes JSON.
+ends a line cannot fill the memory. The bound is lower where the payload is decoded. Never decodes JSON.
 """
 
 from watchbill.errors import EngineFailed
-from watchbill.limits import SSE_EVENT_BYTES_MAX
+from watchbill.limits import JSON_DECODED_BYTES_MAX, SSE_EVENT_BYTES_MAX
 
 __all__ = ["DONE", "EventReader", "EventTooLarge", "WholeEvents"]
 
@@ -84,7 +84,7 @@ class EventReader:
             and piece.endswith(b"\n\n")
             and not (self._rest or self._parts or self._data)
             and _CR not in piece
-            and len(piece) <= SSE_EVENT_BYTES_MAX
+            and len(piece) <= JSON_DECODED_BYTES_MAX
         ):
             events = piece[6:-2].split(b"\n\ndata: ")
             if piece.count(b"\n") == 2 * len(events):  # else there is another field, or an event without data
@@ -119,7 +119,7 @@ class EventReader:
             payload = self._take_line(line)
             if payload is not None:
                 done.append(payload)
-        if self._size + len(self._rest) > SSE_EVENT_BYTES_MAX:
+        if self._size + len(self._rest) > JSON_DECODED_BYTES_MAX:
             raise EventTooLarge
         return done
 
@@ -129,7 +129,7 @@ class EventReader:
             return False
         self._parts.append(piece)
         self._parts_size += len(piece)
-        if self._size + len(self._rest) + self._parts_size > SSE_EVENT_BYTES_MAX:
+        if self._size + len(self._rest) + self._parts_size > JSON_DECODED_BYTES_MAX:
             raise EventTooLarge
         return True
 
@@ -140,7 +140,7 @@ class EventReader:
         field, _, value = line.partition(b":")
         if field == b"data":
             self._size += len(value) + 1
-            if self._size > SSE_EVENT_BYTES_MAX:
+            if self._size > JSON_DECODED_BYTES_MAX:
                 raise EventTooLarge
             self._data.append(value.removeprefix(b" "))
         return None  # comments and the other fields carry nothing that we need

@@ -215,9 +215,7 @@ class Assembly:
         # "usage": null in every event but the last must not hide the last one's
         for name, value in event.items():
             if value is not None:
-                if name not in self._top:
-                    self._kept.value(name)
-                self._top[name] = value
+                self._kept.put(self._top, name, value)
         if isinstance(choices, list):
             for choice in cast("list[object]", choices):
                 if isinstance(choice, dict):
@@ -234,9 +232,7 @@ class Assembly:
             elif name in ("logprobs", "text"):
                 self._merge_value(choice, name, value)
             elif name != "index" and (value is not None or name not in choice):
-                if name not in choice:
-                    self._kept.value(name)
-                choice[name] = value
+                self._kept.put(choice, name, value)
 
     def _merge(self, into: Fields, delta: Fields) -> None:
         for name, value in delta.items():
@@ -265,13 +261,14 @@ class Assembly:
         """Continues a text, extends a list, goes into an object; anything else is replaced."""
         known = into.get(name)
         if value is None:
-            into.setdefault(name, None)
+            if name not in into:
+                self._kept.put(into, name, None)
         elif isinstance(known, str | StringIO) and isinstance(value, str):
             if name not in _LABELS:
                 self._kept.text(value)
                 growing_text(into, name).write(value)
             elif not known:
-                into[name] = value
+                self._kept.put(into, name, value)
         elif isinstance(known, list) and isinstance(value, list):
             self._kept.value(cast("object", value))
             cast("list[object]", known).extend(cast("list[object]", value))
@@ -279,9 +276,7 @@ class Assembly:
             for inner, content in cast("Fields", value).items():
                 self._merge_value(cast("Fields", known), inner, content)
         else:
-            if known is None:
-                self._kept.value(value)
-            into[name] = value
+            self._kept.put(into, name, value)
 
     def _begin(self, index: int) -> Fields:
         if len(self._choices) >= CHOICES_MAX:
@@ -304,7 +299,6 @@ class Assembly:
         answer = self._top
         answer["object"] = _CHAT if self.chat else "text_completion"
         answer["choices"] = choices
-        Kept().value(answer)  # exactly; so far fields that were replaced by larger ones did not count
         reasons = [choice.get("finish_reason") for choice in choices]
         return answer, bool(reasons) and None not in reasons
 

@@ -1,15 +1,15 @@
 """Answers that grow: texts that come in many pieces, and a bound for all that is kept of an answer until its end.
 
 An answer of a million pieces costs a million steps and not their square: a text is joined once, at its end. What is
-kept has a weight; an answer that becomes too heavy is refused, because encoding it at once would hold up every other
-request. Does no I/O.
+kept has a weight, which is known at any time; an answer that becomes too heavy is refused, because encoding it at once
+would hold up every other request. Does no I/O.
 """
 
 from io import StringIO
 from typing import cast
 
 from watchbill.errors import EngineFailed
-from watchbill.limits import GROWN_VALUE_WEIGHT, GROWN_WEIGHT_MAX
+from watchbill.limits import GROWN_CHARACTER_WEIGHT, GROWN_VALUE_WEIGHT, GROWN_WEIGHT_MAX
 
 __all__ = ["Kept", "growing_text", "whole_texts"]
 
@@ -17,36 +17,64 @@ Fields = dict[str, object]
 
 
 class Kept:
-    """The weight of what is kept of one answer: a character weighs 1, any other value GROWN_VALUE_WEIGHT."""
+    """The weight of what is kept of one answer. Its methods raise EngineFailed when the answer becomes too heavy."""
 
-    __slots__ = ("_weight",)
+    __slots__ = ("_weight", "_weight_max")
 
-    def __init__(self) -> None:
+    def __init__(self, weight_max: int = GROWN_WEIGHT_MAX) -> None:
         self._weight = 0
+        self._weight_max = weight_max
 
     def text(self, text: str) -> None:
-        """Counts a text that continues another one. Raises EngineFailed when the answer becomes too heavy."""
-        self._weight += len(text)
-        if self._weight > GROWN_WEIGHT_MAX:
-            raise EngineFailed(
-                f"the engine's answer has more than {GROWN_WEIGHT_MAX} characters, or as many values; ask for a stream"
-            )
+        """Counts a text that continues another one."""
+        self._add(GROWN_CHARACTER_WEIGHT * len(text))
+
+    def json(self, text: str) -> None:
+        """Counts a part of a JSON document, by its characters and by the values that it seems to have."""
+        marks = text.count(",") + text.count("[") + text.count("{")
+        self._add(GROWN_CHARACTER_WEIGHT * len(text) + GROWN_VALUE_WEIGHT * marks)
 
     def value(self, value: object) -> None:
-        """Counts a value with all that is in it. Raises EngineFailed when the answer becomes too heavy."""
-        level: list[object] = [value]
-        while level:
-            self._weight += GROWN_VALUE_WEIGHT * len(level)
-            inner: list[object] = []
-            for each in level:
-                if isinstance(each, str):
-                    self._weight += len(each)
-                elif isinstance(each, dict):
-                    inner += cast("Fields", each).values()
-                elif isinstance(each, list):
-                    inner += cast("list[object]", each)
-            level = inner
-        self.text("")
+        """Counts a value with all that is in it."""
+        self._add(_weigh(value))
+
+    def put(self, fields: Fields, name: str, value: object) -> None:
+        """Puts a value into a field and counts it, in place of what was there."""
+        before = _weigh(fields[name]) if name in fields else -GROWN_CHARACTER_WEIGHT * len(name)
+        fields[name] = value
+        self._add(_weigh(value) - before)
+
+    def _add(self, weight: int) -> None:
+        self._weight += weight
+        if self._weight > self._weight_max:
+            characters = self._weight_max // GROWN_CHARACTER_WEIGHT
+            values = self._weight_max // GROWN_VALUE_WEIGHT
+            raise EngineFailed(
+                f"the engine's answer has more than {characters} characters, or {values} values; ask for a stream"
+            )
+
+
+def _weigh(value: object) -> int:
+    """The weight of a value with all that is in it, the names of fields included."""
+    if not isinstance(value, str | dict | list | StringIO):
+        return GROWN_VALUE_WEIGHT  # an event may have 10,000 of these
+    count, characters = 0, 0
+    level: list[object] = [value]
+    while level:
+        count += len(level)
+        inner: list[object] = []
+        for each in level:
+            if isinstance(each, str):
+                characters += len(each)
+            elif isinstance(each, dict):
+                characters += sum(map(len, cast("Fields", each)))
+                inner += cast("Fields", each).values()
+            elif isinstance(each, list):
+                inner += cast("list[object]", each)
+            elif isinstance(each, StringIO):
+                characters += each.tell()
+        level = inner
+    return GROWN_VALUE_WEIGHT * count + GROWN_CHARACTER_WEIGHT * characters
 
 
 def growing_text(fields: Fields, name: str) -> StringIO:

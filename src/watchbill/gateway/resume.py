@@ -14,7 +14,7 @@ import msgspec
 
 from watchbill.decodable import json_decoder
 from watchbill.engines.connection import Outgoing
-from watchbill.engines.sse import DONE, EventReader, WholeEvents
+from watchbill.engines.sse import DONE, EventReader, EventTooLarge, WholeEvents
 from watchbill.errors import EngineFailed
 from watchbill.gateway.body import encode
 from watchbill.gateway.wire import NO_STREAM, decode_fields
@@ -94,7 +94,13 @@ class Resumption:
         whole = self._events.feed(piece)
         if not whole:
             return b""
-        payloads = self._reader.feed(whole)
+        try:
+            payloads = self._reader.feed(whole)
+        except EventTooLarge:
+            if self._earlier:
+                raise
+            self._is_possible = False
+            return whole
         if not self._earlier:
             for payload in payloads:
                 self._read(payload)

@@ -12,7 +12,7 @@ import msgspec
 from watchbill.errors import EngineFailed
 from watchbill.gateway.growing import Kept
 from watchbill.gateway.wire import decode_fields
-from watchbill.limits import TOOL_CALLS_MAX
+from watchbill.limits import GROWN_CALLS_WEIGHT_MAX, TOOL_CALLS_MAX
 
 __all__ = ["ToolCall", "ToolCalls"]
 
@@ -41,7 +41,7 @@ class ToolCalls:
 
     def __init__(self) -> None:
         self.calls: list[ToolCall] = []
-        self._kept = Kept()
+        self._kept = Kept(GROWN_CALLS_WEIGHT_MAX)
 
     def take(self, pieces: list[Fields]) -> list[tuple[ToolCall, str]]:
         """Takes pieces; returns for each the call that it belongs to and the text that its arguments grew by."""
@@ -71,7 +71,7 @@ class ToolCalls:
         known.name = known.name or _text(fields.get("name"))
         grown = fields.get("arguments")
         text = grown if isinstance(grown, str) else _spelled(grown)
-        self._kept.text(text)
+        self._kept.json(text)
         known.arguments.write(text)
         return known, text
 

@@ -10,7 +10,7 @@ import msgspec
 
 from watchbill.decodable import is_decodable, json_decoder
 from watchbill.errors import EngineFailed
-from watchbill.limits import JSON_DECODED_BYTES_MAX, JSON_VALUES_MAX, VECTOR_BYTES_MAX
+from watchbill.limits import JSON_VALUES_MAX, VECTOR_BYTES_MAX, VECTORS_OUTLINE_BYTES_MAX
 from watchbill.steps import Steps, join
 
 __all__ = ["Vectors", "read_vectors", "write_vectors"]
@@ -42,7 +42,7 @@ _decode = json_decoder(_Outline).decode
 def read_vectors(body: bytes) -> Steps[Vectors]:
     """The vectors of an answer, in steps. Raises EngineFailed where there are none."""
     outline, vectors = yield from _cut_out(body)
-    if not is_decodable(outline):
+    if not is_decodable(outline, bytes_max=VECTORS_OUTLINE_BYTES_MAX, values_max=JSON_VALUES_MAX):
         raise EngineFailed("the engine's answer has no embeddings, or too much beside them")
     try:
         told = _decode(outline)
@@ -71,7 +71,7 @@ def _vector(told: bytes, vectors: list[bytes]) -> bytes:
 def _cut_out(body: bytes) -> Steps[tuple[bytes, list[bytes]]]:
     """The answer with a number in place of each list of numbers, and these lists."""
     outline, vectors, at, others = bytearray(), list[bytes](), 0, 0
-    while (start := body.find(b"[", at)) >= 0 and len(outline) <= JSON_DECODED_BYTES_MAX:
+    while (start := body.find(b"[", at)) >= 0 and len(outline) <= VECTORS_OUTLINE_BYTES_MAX:
         found = _NUMBERS.match(body, start)
         if found is None:
             others += 1
@@ -84,5 +84,5 @@ def _cut_out(body: bytes) -> Steps[tuple[bytes, list[bytes]]]:
             vectors.append(found.group())
             at = found.end()
         yield
-    outline += body[at : at + JSON_DECODED_BYTES_MAX]
+    outline += body[at : at + VECTORS_OUTLINE_BYTES_MAX]
     return bytes(outline), vectors

@@ -16,7 +16,7 @@ from watchbill.decodable import collector_paused, is_decodable, json_decoder
 from watchbill.engines.sse import DONE, EventReader, EventTooLarge
 from watchbill.errors import EngineFailed
 from watchbill.gateway.answers import engine_error
-from watchbill.limits import JSON_DIGITS_BYTES_MIN, NDJSON_LINE_BYTES_MAX
+from watchbill.limits import JSON_DECODED_BYTES_MAX, JSON_DIGITS_BYTES_MIN
 
 __all__ = [
     "NO_STREAM",
@@ -134,7 +134,7 @@ class LineReader:
         if rest:
             self._parts.append(rest)
             self._size += len(rest)
-        if self._size > NDJSON_LINE_BYTES_MAX or any(len(each) > NDJSON_LINE_BYTES_MAX for each in whole):
+        if self._size > JSON_DECODED_BYTES_MAX or any(len(each) > JSON_DECODED_BYTES_MAX for each in whole):
             raise EventTooLarge
         return [each for each in map(_without_return, whole) if each]
 

@@ -22,7 +22,7 @@ from watchbill.gateway.http.messages import Response, header
 from watchbill.gateway.request_context import RequestContext
 from watchbill.gateway.toolcalls import ToolCalls
 from watchbill.gateway.wire import NO_STREAM, Chunk, ChunkReader, decode_fields, event, read_chunk
-from watchbill.limits import FIRST_EVENTS_BYTES_MAX
+from watchbill.limits import FIRST_EVENTS_BYTES_MAX, GROWN_CALLS_WEIGHT_MAX
 
 __all__ = [
     "PING",
@@ -270,7 +270,7 @@ class Gathering:
         self._message: Fields = {}
         self._blocks: dict[int, Fields] = {}
         self._json: dict[int, StringIO] = {}
-        self._kept = Kept()
+        self._kept, self._kept_json = Kept(), Kept(GROWN_CALLS_WEIGHT_MAX)
         self._is_done = False
 
     def feed(self, piece: bytes) -> None:
@@ -319,6 +319,7 @@ class Gathering:
         kind = str(delta.get("type"))
         if kind == "input_json_delta":
             text, more = self._json.setdefault(index, StringIO()), str(delta.get("partial_json", ""))
+            self._kept_json.json(more)
         elif name := _GROWS.get(kind):
             text, more = growing_text(self._blocks[index], name), str(delta.get(name, ""))
         else:

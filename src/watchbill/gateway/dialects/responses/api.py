@@ -32,6 +32,7 @@ from watchbill.gateway.request_context import RequestContext
 from watchbill.gateway.stream import StreamOut
 from watchbill.gateway.wire import event
 from watchbill.limits import (
+    JSON_AT_ONCE_BYTES_MAX,
     LIST_ITEMS_MAX,
     RESPONSE_BYTES_MAX,
     RESPONSE_TURNS_BYTES_MAX,
@@ -348,7 +349,16 @@ class _ResponseOut(StreamOut):
         return self._making.is_done
 
     async def _send(self, events: list[Fields]) -> None:
-        await self.send(b"".join(event(each, str(each["type"])) for each in events))
+        """Small events go together. Large ones, such as those that repeat a whole text, each have their own turn."""
+        pieces, size = list[bytes](), 0
+        for each in events:
+            pieces.append(event(each, str(each["type"])))
+            size += len(pieces[-1])
+            if size > JSON_AT_ONCE_BYTES_MAX:
+                await self.send(b"".join(pieces))
+                await asyncio.sleep(0)
+                pieces, size = [], 0
+        await self.send(b"".join(pieces))
 
     async def _send_last(self, events: list[Fields], final: Fields) -> None:
         """Keeps the response first: who has seen its end may go on from it."""
