@@ -6,7 +6,7 @@ look-ups: a name or alias to its model, a model to its devices. Never reads a fi
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import IntEnum
+from enum import IntEnum, StrEnum
 from itertools import islice
 from types import MappingProxyType
 from typing import Literal
@@ -16,10 +16,10 @@ from watchbill.limits import QUEUE_KEY_SHARES
 from watchbill.units import Bytes, Millis
 
 __all__ = [
-    "BUILT_IN_LANES", "DEFAULT_LANE", "LATEST_WINS", "PLANS_LANE", "RAM", "ROTATION_LANE", "AlertRules", "ApiKey",
-    "BackgroundTask", "Catalog",
-    "Device", "EngineRules", "Epoch", "JournalRules", "Lane", "Model", "PolicyRules", "ProcessType", "Reservation",
-    "RotationRules", "Server", "SpoolRules", "WorkClass",
+    "BUILT_IN_LANES", "DEFAULT_LANE", "LATEST_WINS", "LOCAL_SITE", "PLANS_LANE", "RAM", "ROTATION_LANE", "AlertRules",
+    "ApiKey", "BackgroundTask", "Catalog",
+    "Device", "EngineRules", "Epoch", "JournalRules", "Lane", "Model", "PolicyRules", "ProcessType", "Reach",
+    "Reservation", "RotationRules", "RoutingRules", "Server", "SpoolRules", "Tier", "TierRules", "WorkClass",
 ]  # fmt: skip
 
 RAM = "ram"
@@ -38,6 +38,22 @@ class WorkClass(IntEnum):
     BACKGROUND = 2  # work without a waiting caller
     LEASED = 3  # another machine's work
     ROTATION = 4  # our own background rotation
+
+
+class Tier(StrEnum):
+    """Where a request runs."""
+
+    LOCAL = "local"  # on this machine
+    BURST = "burst"  # on a machine or container that a command starts on demand
+    EXTERNAL = "external"  # at somebody else's server, for money
+
+
+class Reach(IntEnum):
+    """How far from this machine a request may be served. A higher number is stricter."""
+
+    ANYWHERE = 0
+    PRIVATE = 1  # on machines of the operator: never in an external tier
+    HERE = 2  # on this machine
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,10 +116,13 @@ class EngineRules:
     """A program that hosts models, and how to reach or start it."""
 
     name: str
-    driver: str  # llamacpp, process, scripted, ollama, remote, systemd
+    driver: str  # llamacpp, process, scripted, ollama, remote, systemd; burst: of a tier
     url: str | None = None
     shared: bool = False  # route only: never loaded, unloaded or killed
     binary: str | None = None  # llamacpp: path of a llama-server to prefer over the embedded one
+    key: str = field(default="", repr=False)  # of a tier: the key that its server asks for
+    start: str | None = None  # burst: the command that starts the machine
+    stop: str | None = None  # burst: the command that stops it
     options: Mapping[str, object] = field(default_factory=lambda: MappingProxyType({}))
 
 
@@ -155,6 +174,10 @@ class Model:
     url: str | None = None  # systemd: where its unit answers
     unit: str | None = None  # systemd: the unit's name; watchbill-MODEL.service otherwise
     image: str | None = None  # systemd: the container to run, for units that Watchbill writes
+    private: bool = False  # requests for it never leave the operator's machines
+    where: Tier = Tier.LOCAL
+    site: str | None = None  # the tier of the config that serves it; None: this machine
+    copy_of: str | None = None  # the model that it serves for, under the same name at its site
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +194,7 @@ class Lane:
     concurrency: int | None = None  # how many of its requests may run at once, on all models together
     fallback: str | None = None
     capture: str | None = None  # the spool that finished requests go into
+    private: bool = False  # its requests never leave the operator's machines
 
     @property
     def is_open(self) -> bool:
@@ -305,6 +329,40 @@ class SpoolRules:
 
 
 @dataclass(frozen=True, slots=True)
+class TierRules:
+    """What a burst or external tier costs, in any one currency."""
+
+    name: str
+    kind: Tier
+    enabled: bool = True
+    price_hour: float = 0.0  # while it runs
+    price_in: float = 0.0  # for a million tokens of prompts
+    price_out: float = 0.0  # for a million tokens of answers
+    daily: float | None = None  # at most so much a day; None: no limit
+
+    def cost_of(self, prompt_tokens: int, answer_tokens: int) -> float:
+        """An estimate of what a request costs."""
+        return (prompt_tokens * self.price_in + answer_tokens * self.price_out) / 1_000_000
+
+
+#: The name of this machine in the routing order.
+LOCAL_SITE = "local"
+
+
+@dataclass(frozen=True, slots=True)
+class RoutingRules:
+    """Which sites are tried for a request, in this order."""
+
+    order: tuple[str, ...] = (LOCAL_SITE,)
+    after_ms: Millis | None = None  # a longer wait here is a reason to go elsewhere; None: only a refusal is
+
+    def place_of(self, site: str | None) -> int:
+        """The place of a site in the order; None is this machine."""
+        name = LOCAL_SITE if site is None else site
+        return self.order.index(name) if name in self.order else len(self.order)
+
+
+@dataclass(frozen=True, slots=True)
 class CoordinatorRules:
     """The coordinator that `up` runs."""
 
@@ -355,6 +413,13 @@ class Catalog:
     spools: Mapping[str, SpoolRules] = field(default_factory=lambda: MappingProxyType({}))
     process: Mapping[str, ProcessType] = field(default_factory=lambda: MappingProxyType({}))
     fleet: FleetRules = FleetRules()
+    tiers: Mapping[str, TierRules] = field(default_factory=lambda: MappingProxyType({}))
+    routing: RoutingRules = RoutingRules()
+
+    @property
+    def offered(self) -> dict[str, Model]:
+        """The models that are listed: without the copies that serve for others elsewhere."""
+        return {name: model for name, model in self.models.items() if model.copy_of is None}
 
     def find_lane(self, name: str) -> Lane:
         """The lane of this name, declared or built in."""
@@ -383,7 +448,8 @@ class Catalog:
         """As `find_model`, but raises ModelNotFound, which lists the known models."""
         model = self.find_model(name)
         if model is None:
-            known = ", ".join(islice(self.models, _MODELS_TOLD_MAX)) or "none"
-            more = ", ..." if len(self.models) > _MODELS_TOLD_MAX else ""
+            offered = self.offered
+            known = ", ".join(islice(offered, _MODELS_TOLD_MAX)) or "none"
+            more = ", ..." if len(offered) > _MODELS_TOLD_MAX else ""
             raise ModelNotFound(f"no model is called {name[:100]!r}; there are: {known}{more}")
         return model

@@ -196,6 +196,13 @@ class NeverFits(TheirsError):
     status = 503
 
 
+class TierClosed(TheirsError):
+    """No tier that has the model may serve this request."""
+
+    code = "tier_closed"
+    status = 503
+
+
 class NoMemory(TheirsError):
     """The memory is in use, so nothing can be lent now; ask again later."""
 

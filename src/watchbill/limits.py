@@ -398,6 +398,23 @@ HELD_RECORD_BYTES_MAX = 256 * 2**10
 #: A unit's health is checked this often while it is warm.
 UNIT_LOOK_MS = 3_000
 
+# ------------------------------------------------------------------ tiers
+
+#: The health of a burst tier is checked this often while it runs.
+BURST_LOOK_MS = 3_000
+#: A start command must return within this, a stop command within this. The config may allow a start less.
+BURST_START_MS_MAX = 1_800_000
+BURST_STOP_MS_MAX = 120_000
+#: A command whose load was given up is killed within this.
+BURST_TICK_MS = 100
+#: Time that a burst tier runs is charged this often.
+TIER_CHARGE_MS = 10_000
+#: Tokens that an answer is expected to have at most, where its request does not say.
+ANSWER_TOKENS_FORETOLD = 1_024
+#: Days whose spending stays on disk, and the largest file that is read of one.
+SPENDING_DAYS_KEPT = 31
+SPENDING_BYTES_MAX = 256 * 2**20
+
 # ------------------------------------------------------------------ the host reactor
 
 #: An intent or an answer is a few hundred bytes.

@@ -21,6 +21,7 @@ from typing import Protocol, cast
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
+from watchbill.catalog import Tier
 from watchbill.core.messages import Cause
 from watchbill.steps import Steps, at_once
 
@@ -97,13 +98,18 @@ class Metrics:
         self._evictions = self._counter("watchbill_evictions", "Models that left.", ["model", "reason"])
         self._mishaps = self._counter("watchbill_model_failures", "Failures of models.", ["model", "kind"])
         self._requests = self._counter("watchbill_requests", "Requests that ended.", ["lane", "outcome"])
+        self._tiers = self._counter("watchbill_tier_requests", "Requests that started.", ["tier"])
+        self._cost = self._counter("watchbill_tier_cost", "Estimated cost of a tier.", ["tier", "site"])
         self._loading_s = self._counter("watchbill_loading_seconds", "Time that models spent loading.", [])
         self._serving_s = self._counter("watchbill_serving_seconds", "Time that models spent answering.", [])
         self._loading_ms = self._serving_ms = 0
         self._recorders.append(_Thrash(self.thrash_ratio))
 
-    def started(self, lane: str, waited_ms: int, error_ms: int | None, *, times: int = 1) -> None:
+    def started(
+        self, lane: str, waited_ms: int, error_ms: int | None, tier: str = Tier.LOCAL, *, times: int = 1
+    ) -> None:
         """Counts requests that started after `waited_ms`, `error_ms` after their forecast; negative: before it."""
+        self._tiers.add(times, tier)
         self._wait.observe(waited_ms / 1000, lane, times=times)
         if error_ms is not None:
             self._forecast.observe(error_ms / 1000, lane, times=times)
@@ -145,6 +151,10 @@ class Metrics:
     def count_eviction(self, model: str, reason: Cause) -> None:
         """Counts a model that left."""
         self._evictions.add(1, model, reason)
+
+    def count_cost(self, tier: str, site: str, amount: float) -> None:
+        """Counts an estimate of what an answer, or a time, of a tier cost."""
+        self._cost.add(amount, tier, site)
 
     def observe_lag(self, ms: float) -> None:
         """Counts a timer of the event loop that fired `ms` late."""

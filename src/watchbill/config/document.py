@@ -40,6 +40,16 @@ from watchbill.config.rotation import (
 from watchbill.config.server import ServerTable, build_server, check_server
 from watchbill.config.sets import SetTable, check_sets
 from watchbill.config.spools import SpoolTable, build_spool, check_spools, settle_spool
+from watchbill.config.tiers import (
+    RoutingTable,
+    TierTable,
+    add_tiers,
+    build_routing,
+    build_tier,
+    check_tiers,
+    key_variables_of,
+    settle_routing,
+)
 from watchbill.config.values import ModelName, PlainName, Table
 from watchbill.toml import KeyPath
 
@@ -65,6 +75,10 @@ class Document(Table):
     fleet: FleetTable = Field(default=FleetTable(), description="The folder that plans are run from.")
     coordinator: CoordinatorTable | None = Field(default=None, description="The coordinator that `up` runs.")
     agents: dict[AgentName, AgentTable] = Field(default={}, description="Agents that `up` runs.")
+    tiers: dict[PlainName, TierTable] = Field(
+        default={}, description="Where requests may run beside this machine."
+    )
+    routing: RoutingTable = Field(default=RoutingTable(), description="Which tier serves a request.")
 
 
 #: Every table by its place in the file; "*" is a name that the operator chooses.
@@ -104,6 +118,7 @@ def settle(document: Document) -> Document:
             "lanes": settle_lanes(document.lanes),
             "rotation": settle_rotation(document.rotation, has_tasks=has_tasks),
             "spool": {name: settle_spool(name, table) for name, table in document.spool.items()},
+            "routing": settle_routing(document.routing, document.tiers),
         }
     )
 
@@ -120,21 +135,24 @@ def check_sections(document: Document, draft: Draft) -> Iterator[Wrong]:
     yield from check_epochs(document.epochs, draft)
     yield from check_spools(document.spool, draft)
     yield from check_fleet(document.fleet, document.agents, draft)
+    yield from check_tiers(document.tiers, document.routing, document.models, draft)
 
 
 def build(document: Document, base: Path, environment: Mapping[str, str]) -> Catalog:
     """The catalog of a document that has been settled and found right."""
     engines = build_engines(document.engines, (table.engine for table in document.models.values()), base)
+    models = {
+        name: build_model(name, table, engines[table.engine], base) for name, table in document.models.items()
+    }
+    routing = build_routing(document.routing)
+    add_tiers(document.tiers, routing.order, engines, models, environment)
     return Catalog(
         devices={name: build_device(name, table) for name, table in document.devices.items()},
         engines=engines,
-        models={
-            name: build_model(name, table, engines[table.engine], base)
-            for name, table in document.models.items()
-        },
+        models=models,
         lanes={name: build_lane(name, table) for name, table in document.lanes.items()},
         policy=build_policy(document.policy, base),
-        server=build_server(document.server, environment),
+        server=build_server(document.server, environment, key_variables_of(document.tiers)),
         rotation=build_rotation(document.rotation),
         epochs={name: build_epoch(name, table) for name, table in document.epochs.items()},
         sets={name: table.models for name, table in document.sets.items()},
@@ -143,4 +161,6 @@ def build(document: Document, base: Path, environment: Mapping[str, str]) -> Cat
         spools={name: build_spool(name, table, base) for name, table in document.spool.items()},
         process={name: build_process_type(name, table) for name, table in document.process.items()},
         fleet=build_fleet(document.fleet, document.coordinator, document.agents, base),
+        tiers={name: build_tier(name, table) for name, table in document.tiers.items()},
+        routing=routing,
     )

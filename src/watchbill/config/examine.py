@@ -13,6 +13,7 @@ from watchbill.catalog import Catalog, Device, Model
 from watchbill.config.document import find_key, place_of
 from watchbill.config.load import Loaded
 from watchbill.config.planned import NOT_ACTED_ON
+from watchbill.config.server import variable_of
 from watchbill.config.sets import Member, Place, misfit
 from watchbill.errors import Problem
 from watchbill.units import Bytes, format_bytes, spell_bytes
@@ -156,7 +157,8 @@ def _notes(loaded: Loaded, facts: MachineFacts) -> Iterator[Problem]:
             yield loaded.problem(
                 path, "is short enough to be guessed", f"use {_KEY_CHARS_MIN} characters or more"
             )
-        if facts.is_config_public and loaded.document.server.keys[key.name].variable is None:
+        said = loaded.document.server.keys[key.name].key
+        if facts.is_config_public and variable_of(said) is None:
             yield loaded.problem(
                 path, "can be read by other users of this machine", "chmod 600, or use env:NAME"
             )

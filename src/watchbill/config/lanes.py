@@ -73,6 +73,9 @@ class LaneTable(Table):
     capture: PlainName | None = Field(
         default=None, description="The spool that its finished requests go into.", examples=["corpus"]
     )
+    private: bool = Field(
+        default=False, description="Its requests are private: they are never sent to an external tier."
+    )
 
 
 # ------------------------------------------------------------------ defaults
@@ -130,4 +133,5 @@ def build_lane(name: str, table: LaneTable) -> catalog.Lane:
         concurrency=table.concurrency,
         fallback=table.fallback,
         capture=table.capture,
+        private=table.private,
     )

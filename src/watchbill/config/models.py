@@ -274,6 +274,9 @@ class ModelTable(Table):
     capture: PlainName | None = Field(
         default=None, description="The spool that its finished requests go into.", examples=["corpus"]
     )
+    private: bool = Field(
+        default=False, description="Requests for it are private: they are never sent to an external tier."
+    )
     url: Url | None = Field(
         default=None, description="Where its systemd unit answers.", examples=["http://127.0.0.1:9101"]
     )
@@ -515,6 +518,7 @@ def build_model(name: str, table: ModelTable, engine: catalog.EngineRules, base:
         url=table.url,
         unit=table.unit,
         image=table.image,
+        private=table.private,
     )
 
 

@@ -6,7 +6,7 @@ stand in the environment instead of the file.
 
 import ipaddress
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Annotated
 
 from pydantic import AfterValidator, Field
@@ -15,9 +15,13 @@ from watchbill import catalog, limits
 from watchbill.config.checks import Draft, Wrong
 from watchbill.config.values import HIDDEN, Masked, PlainName, Priority, Size, Table, refused
 from watchbill.errors import ConfigError
+from watchbill.toml import KeyPath
 from watchbill.units import Bytes
 
-__all__ = ["KeyTable", "ServerTable", "build_server", "check_server", "refuse_open_bind"]
+__all__ = [
+    "KeyTable", "KeyText", "ServerTable", "build_server", "check_secret", "check_server", "refuse_open_bind",
+    "secret_of", "variable_of",
+]  # fmt: skip
 
 # ------------------------------------------------------------------ the tables
 
@@ -58,6 +62,17 @@ Origin = Annotated[str, AfterValidator(_check_origin)]
 KeyText = Annotated[str, AfterValidator(_check_key_text), Masked(_mask_key)]
 
 
+def variable_of(key: str) -> str | None:
+    """The environment variable that holds a key; None when the key itself stands in the file."""
+    return key.removeprefix(_ENV) if key.startswith(_ENV) else None
+
+
+def secret_of(key: str, environment: Mapping[str, str]) -> str:
+    """The key itself; empty when its variable is not set."""
+    variable = variable_of(key)
+    return key if variable is None else environment.get(variable, "")
+
+
 class KeyTable(Table):
     """An API key, and what its caller may do. Without any key, every program on this machine may call."""
 
@@ -90,15 +105,6 @@ class KeyTable(Table):
     capture: PlainName | None = Field(
         default=None, description="The spool that its finished requests go into.", examples=["corpus"]
     )
-
-    @property
-    def variable(self) -> str | None:
-        """The environment variable that holds the key; None when the key itself stands in the file."""
-        return self.key.removeprefix(_ENV) if self.key.startswith(_ENV) else None
-
-    def secret(self, environment: Mapping[str, str]) -> str:
-        """The key; empty when its variable is not set."""
-        return self.key if self.variable is None else environment.get(self.variable, "")
 
 
 class ServerTable(Table):
@@ -147,14 +153,21 @@ def check_server(server: ServerTable, draft: Draft) -> Iterator[Wrong]:
         yield ("server", "host"), _OPEN.format(server.host), _OPEN_HINT
     owners: dict[str, str] = {}
     for name, table in server.keys.items():
-        path, secret = ("server", "keys", name, "key"), table.secret(draft.environment)
-        if not secret:
-            text = f"the environment variable {table.variable!a} is not set"
-            yield path, text, f"export {table.variable}=... before starting"
-        elif not secret.isascii() or not secret.isprintable() or " " in secret:
-            yield path, "the key cannot travel in a header", "use printable ASCII without spaces"
-        elif owners.setdefault(secret, name) != name:
+        path, secret = ("server", "keys", name, "key"), secret_of(table.key, draft.environment)
+        wrong = list(check_secret(path, table.key, draft.environment))
+        yield from wrong
+        if not wrong and owners.setdefault(secret, name) != name:
             yield path, f"is the same key as {owners[secret]}'s", "give each caller a key of their own"
+
+
+def check_secret(path: KeyPath, key: str, environment: Mapping[str, str]) -> Iterator[Wrong]:
+    """A key whose variable is not set, or that cannot travel in a header."""
+    variable, secret = variable_of(key), secret_of(key, environment)
+    if not secret:
+        text = f"the environment variable {variable!a} is not set"
+        yield path, text, f"export {variable}=... before starting"
+    elif not secret.isascii() or not secret.isprintable() or " " in secret:
+        yield path, "the key cannot travel in a header", "use printable ASCII without spaces"
 
 
 def refuse_open_bind(host: str, has_keys: bool) -> None:
@@ -177,9 +190,11 @@ def _is_loopback(host: str) -> bool:
 # ------------------------------------------------------------------ the catalog's record
 
 
-def build_server(server: ServerTable, environment: Mapping[str, str]) -> catalog.Server:
-    """The server and its keys, with their secrets."""
-    variables = (table.variable for table in server.keys.values())
+def build_server(
+    server: ServerTable, environment: Mapping[str, str], other_variables: Iterable[str] = ()
+) -> catalog.Server:
+    """The server and its keys, with their secrets. `other_variables` hold keys for other servers."""
+    variables = (*(variable_of(table.key) for table in server.keys.values()), *other_variables)
     return catalog.Server(
         host=server.host,
         port=server.port,
@@ -196,7 +211,7 @@ def build_server(server: ServerTable, environment: Mapping[str, str]) -> catalog
 def _build_key(name: str, table: KeyTable, environment: Mapping[str, str]) -> catalog.ApiKey:
     return catalog.ApiKey(
         name,
-        key=table.secret(environment),
+        key=secret_of(table.key, environment),
         lane=table.lane,
         admin=table.admin,
         max_priority=table.max_priority,

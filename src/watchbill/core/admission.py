@@ -4,6 +4,9 @@ Admission is decided at once, and the decision is reported. A request that canno
 even by the optimistic forecast, is refused immediately with the forecast as its Retry-After, instead of waiting in
 vain. Waiting in a lane always ends: with a grant, with a refusal at the due time, or because the caller left.
 
+A model may have copies at other sites (`routing`): a request that would be refused here, or would wait longer than the
+routing rule allows, is served there. Moving a request again follows the same order.
+
 A request with companions (RES-13) takes its set as it was asked for, or with its largest member that has a smaller
 sibling stepped down, again and again, until the set fits beside what never leaves. A request that would wait too long
 for one rung of that ladder may be served by the next.
@@ -17,11 +20,13 @@ from msgspec.structs import replace
 from watchbill.catalog import LATEST_WINS, Lane, WorkClass
 from watchbill.core.companions import CompanionSet, total_needs
 from watchbill.core.forecast import can_forecast
-from watchbill.core.messages import Admit, Arrived, JournalEvent, Left, Refusal, Request
+from watchbill.core.messages import Admit, Arrived, JournalEvent, Left, Refusal, Request, SiteSpent
 from watchbill.core.model_state import AWAY, Candidate, HeldTurn, ModelState, Stage
 from watchbill.core.policy import Policy
-from watchbill.core.reasons import InPlaceOf
+from watchbill.core.reasons import InPlaceOf, RoutedTo
 from watchbill.core.resources import GroupPlace, HostPlaces, Needs, Places, in_order
+from watchbill.core.routing import bar_of, bar_text
+from watchbill.core.routing import in_order as in_routing_order
 from watchbill.core.state import State
 from watchbill.ladder import ladder
 from watchbill.limits import QUEUE_OPERATOR_RESERVE
@@ -46,7 +51,7 @@ _COMING = frozenset({Stage.PLANNED, Stage.LOADING, Stage.READY})
 class _Hindrance(Enum):
     """Why a model cannot serve its waiting requests now."""
 
-    GONE = "gone"  # quarantined, too large, or no longer in the config
+    GONE = "gone"  # quarantined, too large, at a site whose limit is reached, or no longer in the config
     LENT = "lent"  # its device is in maintenance, or too much of it is lent, and that comes back
 
 
@@ -77,28 +82,56 @@ class Admission:
         asked = choices[0] if request.companions else model
         self._supersede(request)
         can_start = not request.companions and choices[0].serving.can_start(request.work_class, now)
-        if not (can_start and self._starts(request, choices[0].serving)) and self._is_full(request):
+        if not (can_start and self._starts(request, choices[0].serving)) and (full := self._full(request)):
+            if (elsewhere := self._free_elsewhere(request, choices, now)) is not None:
+                self._admit(request, elsewhere, 0, now)
+            else:
+                self._state.refuse(request.id, Refusal.LANE_FULL, full, CLOSING_RETRY_MS)
             return
         if can_start:
             self._admit(request, choices[0], 0, now)
             return
-        forecasts: list[float] = []
-        for choice in choices:
-            forecast = self.policy.forecast(self._state, choice, request, now)
-            # A guess refuses no request: a large model that was never loaded here may load quickly.
-            in_time = forecast.ms <= request.max_wait_ms or forecast.is_guess
-            if in_time or not self.policy.refuses_late:
-                self._admit(request, choice, min(forecast.ms, request.max_wait_ms), now)
-                return
-            forecasts.append(forecast.ms)
-        self._refuse_late(request, asked, min(forecasts), now)
+        forecasts = [self.policy.forecast(self._state, choice, request, now) for choice in choices]
+        for bound_ms in self._bounds(request, choices):
+            for choice, forecast in zip(choices, forecasts, strict=True):
+                # A guess refuses no request: a large model that was never loaded here may load quickly. Sending one
+                # elsewhere is no refusal, but a model that is never loaded here is never measured either.
+                is_open = forecast.is_guess and (
+                    bound_ms == request.max_wait_ms or choice.stage is not Stage.READY
+                )
+                if forecast.ms <= bound_ms or is_open or not self.policy.refuses_late:
+                    self._admit(request, choice, min(forecast.ms, request.max_wait_ms), now)
+                    return
+        self._refuse_late(request, asked, min(forecast.ms for forecast in forecasts), now)
+
+    def _bounds(self, request: Request, choices: Sequence[Candidate]) -> tuple[int, ...]:
+        """The waits that are accepted, the shortest first: that of the routing rule where there is another site."""
+        after_ms = self._state.catalog.routing.after_ms
+        if after_ms is None or len({choice.spec.site for choice in choices}) < 2:
+            return (request.max_wait_ms,)
+        return (min(after_ms, request.max_wait_ms), request.max_wait_ms)
+
+    def site_spent(self, event: SiteSpent, now: int) -> None:
+        """Closes a tier whose daily limit is reached, or opens it again."""
+        spent = self._state.spent_out
+        if event.is_spent == (event.site in spent):
+            return
+        if event.is_spent:
+            spent.add(event.site)
+        else:
+            spent.discard(event.site)
+        self._state.is_still = False
 
     def _choices(self, request: Request, model: ModelState, now: int) -> Sequence[Candidate]:
         """The model asked for, then the lower tiers of its family, without those that cannot serve."""
         if request.companions:
             return self._sets.choices(request, now)
         below = [] if request.exact else self._state.tiers_below(model)
-        usable = [s for s in (model, *below) if self._may_serve(s, now)]
+        usable = [
+            s
+            for s in in_routing_order(self._state, model, below)
+            if self._may_serve(s, now) and bar_of(self._state, s, request) is None
+        ]
         if len(usable) > 1:
             usable.sort(key=self._must_wait_for_health)  # stable: only health changes the order of the tiers
             if usable[0].is_doubted and (at_hand := next((s for s in usable if s.is_at_hand), None)):
@@ -133,6 +166,10 @@ class Admission:
             )
         elif request.companions:
             refuse(request.id, *self._sets.refusal(request, now))
+        elif bar := bar_of(self._state, model, request):
+            site = model.spec.site or ""
+            text = f"only the tier {site} has {model.name}: {bar_text(bar, site)}"
+            refuse(request.id, Refusal.TIER_CLOSED, text)
         elif model.is_quarantined(now):
             refuse(request.id, Refusal.MODEL_FAILED, f"{model.name}: {model.failure}", model.retry_at - now)
         elif unread := self._state.ledger.unread(model.needs):
@@ -169,22 +206,25 @@ class Admission:
                 k: id for k, id in self._latest.items() if id in self._state.home or id == request.id
             }
 
-    def _is_full(self, request: Request) -> bool:
+    def _free_elsewhere(self, request: Request, choices: Sequence[Candidate], now: int) -> Candidate | None:
+        """The first copy at another site that would start the request now."""
+        away = (choice for choice in choices if choice.spec.site is not None)
+        return next((s for s in away if s.serving.can_start(request.work_class, now)), None)
+
+    def _full(self, request: Request) -> str | None:
+        """Why no request of this lane or caller may wait; None where one may."""
         lane = self._state.catalog.find_lane(request.lane)
         waiting = self._state.lane_waiting.get(request.lane, 0)
         if waiting >= lane.queue_max + (QUEUE_OPERATOR_RESERVE if request.operator else 0):
-            text = (
+            return (
                 f"lane {lane.name} already holds {waiting} waiting requests, its queue_max; try again later"
             )
-        elif request.caller is not None and self._has_its_share(request.caller, lane):
-            text = (
+        if request.caller is not None and self._has_its_share(request.caller, lane):
+            return (
                 f"{request.caller} has its share of lane {lane.name}, {lane.key_share} waiting requests; try again "
                 "later, or give the key a waiting_max of its own"
             )
-        else:
-            return False
-        self._state.refuse(request.id, Refusal.LANE_FULL, text, CLOSING_RETRY_MS)
-        return True
+        return None
 
     def _has_its_share(self, caller: str, lane: Lane) -> bool:
         return self._state.caller_waiting.get((lane.name, caller), 0) >= lane.key_share
@@ -203,11 +243,15 @@ class Admission:
         if request.companions:
             request = replace(request, companions=tuple(s.name for s in model.members[1:]))
         self._state.join(model, request, request.arrived_at + request.max_wait_ms if due is None else due)
-        if model.spec.family is not None:
+        if self._has_others(model):
             self._state.wakes.append(request.arrived_at + request.max_wait_ms - _last_moment_ms(request))
         is_known = model.stage is Stage.READY or can_forecast(self._state, model)
         forecast_ms = round(forecast) if is_known else None
         self._state.out.append(Admit(request.id, model.serving.name, forecast_ms, request.companions))
+        spec = model.serving.spec
+        if spec.site is not None:
+            why = RoutedTo(spec.site, spec.where, request.model)
+            self._state.note(JournalEvent.ROUTE, why, model.serving, request=request.id)
 
     def _count_use(self, request: Request, model: Candidate, now: int) -> None:
         """Counts an arrival as demand for the model that was requested, whichever tier serves it."""
@@ -257,8 +301,12 @@ class Admission:
                     self._move(model, request_id, now, must=hindered is _Hindrance.GONE)
             elif model.line and model.failure and model.stage is Stage.ABSENT:
                 self._step_down(model, now)
-            elif model.line and not model.is_set and model.spec.family is not None:
+            elif model.line and self._has_others(model):
                 self._step_down_in_time(model.serving, now)
+
+    def _has_others(self, model: Candidate) -> bool:
+        """Whether its requests may be served by a lower tier of its family, or by a copy at another site."""
+        return not model.is_set and (model.spec.family is not None or model.name in self._state.copies)
 
     def _step_down_in_time(self, model: ModelState, now: int) -> None:
         """RES-13, RES-20: moves requests to a lower tier before their wait is over.
@@ -266,14 +314,15 @@ class Admission:
         A tier in memory takes all requests of a suspect model at once, and those of any other model at the last
         moment. Another tier is loaded for the requests of a suspect model that could not wait for its reset.
         """
-        below = [s for s in self._state.tiers_below(model) if self._may_serve(s, now)]
+        others = (*self._state.tiers_below(model), *self._state.copies.get(model.name, ()))
+        below = [s for s in others if self._may_serve(s, now)]
         has_warm = any(s.is_at_hand for s in below)
         if not below or not (has_warm or model.is_doubted):
             return
         for request_id in model.line.ids():
             request, left_ms = model.line.get(request_id), model.line.due_of(request_id) - now
             last_ms = _last_moment_ms(request)
-            if request.exact:
+            if not self._may_step_down(model, request):
                 continue
             if model.is_doubted and not has_warm:
                 forecast = min(self.policy.forecast(self._state, s, request, now).ms for s in below)
@@ -283,6 +332,13 @@ class Admission:
                 self._move(model, request_id, now, must=False)
             else:
                 self._state.wakes.append(now + left_ms - last_ms)
+
+    def _may_step_down(self, model: ModelState, request: Request) -> bool:
+        """Whether something else may serve this request: a lower tier, unless it opted out, or another site."""
+        if not request.exact and model.spec.family is not None:
+            return True
+        copies = self._state.copies.get(model.name, ())
+        return any(bar_of(self._state, copy, request) is None for copy in copies)
 
     def _step_down(self, model: Candidate, now: int) -> None:
         """Moves the requests for which the next try of a failing model would come too late, where a tier can take
@@ -297,6 +353,8 @@ class Admission:
             return _Hindrance.GONE
         if not model.is_set and model.stage not in _COMING and not self._state.can_ever_fit(model.serving):
             return _Hindrance.GONE  # a size that was not declared is known after the first load
+        if not model.is_set and model.spec.site in self._state.spent_out:
+            return _Hindrance.GONE
         is_lent = model.stage is not Stage.READY and self._state.ledger.in_maintenance(model.needs)
         is_lent = is_lent or (model.stage in AWAY and self._state.lent_out(model) is not None)
         return _Hindrance.LENT if is_lent else None
@@ -318,7 +376,10 @@ class Admission:
             state.withdraw(model, request_id)
             forecast = now - request.arrived_at + self.policy.forecast(state, chosen, request, now).ms
             self._admit(request, chosen, min(forecast, request.max_wait_ms), now, due)
-            state.note(JournalEvent.TIER, InPlaceOf(model.serving.name), chosen.serving, request=request_id)
+            if chosen.spec.site is None:
+                state.note(
+                    JournalEvent.TIER, InPlaceOf(model.serving.name), chosen.serving, request=request_id
+                )
         elif must:
             state.withdraw(model, request_id)
             self._refuse_unservable(request, asked, now)

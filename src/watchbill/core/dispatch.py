@@ -61,7 +61,7 @@ class Dispatch:
         if state.waiting or request.companions or request.lane not in state.open_lanes or state.is_closing:
             return False
         model = state.models[request.model]
-        if model.stage is not _READY or now < model.retry_at:
+        if model.stage is not _READY or now < model.retry_at or model.is_routed:
             return False
         if not model.has_slot_for(request.work_class, now):
             return False

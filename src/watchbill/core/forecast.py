@@ -137,12 +137,17 @@ class _Arrival:
 
     def _until_bus(self, model: Candidate, others: Sequence[ModelState]) -> Forecast:
         """Until the loads before this one have ended, where they use the same bus (RES-24)."""
+        if model.spec.site is not None:
+            return NOW  # it is loaded elsewhere
         own = model.members
         one_bus = self.state.catalog.policy.parallel_loads == 1
         before = [
             s
             for s in others
-            if s not in own and not s.is_stuck(self.now) and (one_bus or s.needs.keys() & model.needs.keys())
+            if s not in own
+            and not s.is_stuck(self.now)
+            and s.spec.site is None
+            and (one_bus or s.needs.keys() & model.needs.keys())
         ]
         loading = [s for s in before if s.stage is Stage.LOADING]
         left_ms = sum(s.load_left_ms(self.now) if s in loading else s.load.ms for s in before)

@@ -79,6 +79,7 @@ class Machine:
             m.MaintenanceAsked: self._operator.maintenance_asked,
             m.LoanAsked: self._loans.asked,
             m.LoanEnded: self._loans.ended,
+            m.SiteSpent: self._admission.site_spent,
             m.TaskEnded: self.rotation.task_ended,
             m.Reconfigured: self._reconfigured,
             m.Closing: self._closing,

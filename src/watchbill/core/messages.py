@@ -13,7 +13,7 @@ from enum import Enum, StrEnum
 
 from msgspec import Struct
 
-from watchbill.catalog import Catalog, WorkClass
+from watchbill.catalog import Catalog, Reach, WorkClass
 from watchbill.core.reasons import Cause, Proof, Reason
 from watchbill.core.reasons import PlanKind as PlanKind  # noqa: PLC0414  policies of your own import it from here
 
@@ -87,6 +87,7 @@ class Request(Struct, frozen=True, gc=False):
     # Set when it was cut and goes back: however often that happens, it is answered by then; 0: not set.
     bound_at: int = 0
     caller: str | None = None  # the key that has a share of its lane's queue; None: it may have all of it
+    reach: Reach = Reach.ANYWHERE  # how far from this machine it may be served
 
 
 # ------------------------------------------------------------------ events
@@ -333,6 +334,13 @@ class LoanEnded(Event, frozen=True):
     why: str = "given back"
 
 
+class SiteSpent(Event, frozen=True):
+    """The daily limit of a tier is reached, or no longer is."""
+
+    site: str
+    is_spent: bool
+
+
 class TaskEnded(Event, frozen=True):
     """A background task of the rotation is over."""
 
@@ -390,6 +398,7 @@ class Refusal(StrEnum):
     PREEMPTED = "preempted"  # the operator evicted the model
     STALE = "stale"  # a newer request of its lane replaced it
     NO_MEMORY = "no_memory"  # of a loan: too much is in use now
+    TIER_CLOSED = "tier_closed"  # only a tier has its model, and may not serve it
 
 
 class Refuse(Action, frozen=True):
@@ -488,6 +497,10 @@ class JournalEvent(StrEnum):
     ABSENT = "absent"  # a permanent model does not fit
     WELL = "well"  # the watchdog asked, and the model answered
     TIER = "tier"  # a lower tier serves
+    ROUTE = "route"  # another site serves
+    COST = "cost"  # an estimate of what an answer, or a time, of a tier cost
+    SPENT = "spent"  # the daily limit of a tier is reached
+    UNSPENT = "unspent"  # a new day began, or the limit was raised
     REFUSE = "refuse"
     EXPIRE = "expire"  # a request waited too long
     STRANDED = "stranded"  # a cut request was never reported as ended

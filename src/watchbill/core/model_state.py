@@ -313,6 +313,7 @@ class ModelState(Candidate):
     """One model."""
 
     left: Cause | None = None  # why it was last unloaded
+    is_routed = False  # the routing rule has a say even while it is free; kept by the state
     good_at = NEVER  # its last good answer
     stall_reset_at = NEVER  # when it was last reset for answers that stopped in the middle
     doubted_until = NEVER  # of a suspect model: when the watchdog's question is over at the latest

@@ -10,11 +10,13 @@ from enum import Enum, StrEnum
 
 from msgspec import Struct
 
+from watchbill.catalog import Tier
 from watchbill.units import format_bytes
 
 __all__ = [
     "BecameWarm",
     "Cause",
+    "Cost",
     "EpochClosed",
     "EpochOpened",
     "Exceeded",
@@ -32,6 +34,7 @@ __all__ = [
     "Planned",
     "Proof",
     "Reason",
+    "RoutedTo",
     "Shortfall",
     "Swapped",
     "TaskDue",
@@ -321,6 +324,34 @@ class InPlaceOf(Reason, frozen=True):
 
     def __str__(self) -> str:
         return f"in place of {self.model}"
+
+
+class RoutedTo(Reason, frozen=True):
+    """Another site serves the request."""
+
+    site: str
+    tier: Tier
+    asked: str  # the model that was asked for
+
+    def __str__(self) -> str:
+        return f"{self.tier} tier {self.site} serves {self.asked}"
+
+
+class Cost(Reason, frozen=True):
+    """An estimate of what an answer cost, or the time in which a burst tier ran."""
+
+    site: str
+    tier: Tier
+    amount: float
+    prompt_tokens: int = 0
+    answer_tokens: int = 0
+    up_ms: int = 0
+
+    def __str__(self) -> str:
+        what = (
+            f"{self.up_ms // 1000} s" if self.up_ms else f"{self.prompt_tokens} + {self.answer_tokens} tokens"
+        )
+        return f"about {self.amount:.6f} for {what} at {self.tier} tier {self.site}"
 
 
 class HostHolds(Reason, frozen=True):

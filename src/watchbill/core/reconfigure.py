@@ -48,6 +48,7 @@ class Reconfigure:
             state.weigh(model)
         specs = event.catalog.models.items()
         state.add((spec, self._known_of(name)) for name, spec in specs if name not in state.models)
+        state.reorder()
         self.settle()
 
     def _known_of(self, name: str) -> Knowledge:
@@ -170,6 +171,10 @@ EFFECTS: Mapping[str, Effect] = {
     "capture": Effect.AT_ONCE,
     "asleep": Effect.AT_ONCE,
     "quota": Effect.AT_ONCE,
+    "private": Effect.AT_ONCE,
+    "where": Effect.RESTART,
+    "site": Effect.RESTART,
+    "copy_of": Effect.AT_ONCE,
 }
 #: Fields that only the processes of these drivers are started with; with any other driver they take effect at once.
 SEEN_BY: Mapping[str, frozenset[str]] = {

@@ -304,7 +304,11 @@ class Residency:
 
         A load that takes far longer than it should is stuck: it keeps its memory, and no longer delays the others.
         """
-        loading = [s for s in self._state.in_stage(Stage.LOADING) if not s.is_stuck(now)]
+        if model.spec.site is not None:
+            return True  # it is loaded elsewhere
+        loading = [
+            s for s in self._state.in_stage(Stage.LOADING) if s.spec.site is None and not s.is_stuck(now)
+        ]
         self._state.wakes += [s.stuck_at for s in loading]
         if len(loading) >= self._state.catalog.policy.parallel_loads:
             return False

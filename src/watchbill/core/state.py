@@ -70,6 +70,8 @@ class State:
     def __init__(self, catalog: Catalog, known: Mapping[str, Knowledge]) -> None:
         self.declare(catalog)
         self.ledger = Ledger(catalog)
+        self.copies: dict[str, list[ModelState]] = {}  # model -> its copies at other sites, in routing order
+        self.spent_out: set[str] = set()  # tiers whose daily limit is reached
         self.silent: dict[str, str] = {}  # engine -> why the program behind it cannot be asked
         self._sums = _Sums()
         # The highest attempt of a forgotten model: a late answer of its process matches no new one.
@@ -125,7 +127,26 @@ class State:
         """Keeps the order by name: same input, same decisions."""
         self.models = dict(sorted(self.models.items()))
         self.managed = [s for s in self.models.values() if not s.spec.shared]
+        self._sort_copies()
         self.remeasured()
+
+    def _sort_copies(self) -> None:
+        """Collects the copies of each model, in the order of their sites."""
+        place_of = self.catalog.routing.place_of
+        self.copies = {}
+        for copy in sorted(self.models.values(), key=lambda s: place_of(s.spec.site)):
+            if copy.spec.copy_of is not None:
+                self.copies.setdefault(copy.spec.copy_of, []).append(copy)
+        for model in self.models.values():
+            is_passed = any(
+                place_of(copy.spec.site) < place_of(model.spec.site)
+                for copy in self.copies.get(model.name, ())
+            )
+            model.is_routed = model.spec.site is not None or is_passed
+
+    def reorder(self) -> None:
+        """Takes over a changed routing order."""
+        self._sort()
 
     def remove(self, models: Iterable[ModelState]) -> None:
         """Forgets models that are out of memory and no longer in the config."""

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from watchbill.catalog import EngineRules
 from watchbill.engines.base import DeathCallback, Engine, HostCallback, HostState
+from watchbill.engines.burst import BurstHost
 from watchbill.engines.foreign import ForeignEngine, ForeignHost
 from watchbill.engines.llamacpp import LlamaRecipe
 from watchbill.engines.ollama import DEFAULT_URL, OllamaHost
@@ -51,6 +52,11 @@ DRIVERS: Mapping[str, Make] = {
     "systemd": lambda rules, around: _foreign(SystemdHost(rules, around.root), around),
 }
 
+#: The same for the engines of tiers, which have no table in [engines].
+TIER_DRIVERS: Mapping[str, Make] = {
+    "burst": lambda rules, around: _foreign(BurstHost(rules, around.root, around.withheld), around),
+}
+
 #: The drivers whose engine may be shared, with the address that counts where the table has none.
 SHARED: Mapping[str, str | None] = {"ollama": DEFAULT_URL, "remote": None}
 
@@ -69,7 +75,7 @@ def make_engine(
     uuids: Callable[[], Mapping[str, str]] = dict,
 ) -> Engine:
     """The engine that a table of the config describes. Raises ConfigError for a driver we do not have."""
-    make = DRIVERS.get(rules.driver)
+    make = DRIVERS.get(rules.driver) or TIER_DRIVERS.get(rules.driver)
     if make is None:
         known = ", ".join(sorted(DRIVERS))
         raise ConfigError(f"engine {rules.name!r}: unknown driver {rules.driver!r}; known are {known}")

@@ -5,6 +5,7 @@ is where the config says. A server that does not answer fails the request that w
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from watchbill import limits
 from watchbill.catalog import EngineRules, Model
@@ -29,11 +30,12 @@ class SharedEngine:
         if url is None:
             raise ConfigError(f"engine {rules.name!r}: a shared engine needs its address: add url")
         endpoint_of(url)  # a wrong one is found now, not at the first request
-        self._url = url
+        self._url, self._key = url, rules.key
 
     def route(self, model: Model) -> Warm:
         """Where the model answers. Asks nothing."""
-        return Warm(endpoint_of(self._url, upstream_model=model.source or model.name), None, {})
+        endpoint = endpoint_of(self._url, upstream_model=model.source or model.name)
+        return Warm(replace(endpoint, key=self._key), None, {})
 
     async def load(self, model: Model, attempt: int, expected_ms: int | None = None) -> Warm:
         """Asks whether the server is there: any answer counts, and nothing is loaded. Raises LoadError."""

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING
 
-from watchbill.catalog import Catalog
+from watchbill.catalog import Catalog, Tier
 from watchbill.errors import EngineFailed
 from watchbill.gateway.answers import EngineRefused
 from watchbill.gateway.assemble import Assembly
@@ -96,7 +96,10 @@ class Tap:
             prompt = context.lifted.restore(prompt, CAPTURE_PROMPT_BYTES_MAX)
         answer = await _text_of(self._pieces)
         model = context.model or str(asked.get("model") or "")
-        event = Captured(context.id, time.time(), context.lane, model, "local", prompt, answer, outcome)
+        tier = Tier.LOCAL if context.start is None else context.start.tier
+        event = Captured(
+            context.id, time.time(), context.lane, model, tier, prompt, answer, outcome, cost=context.cost
+        )
         self._sink.capture(self._spool, event)
 
 

@@ -160,9 +160,18 @@ class TokenCount:
         """The answer is over, or its client has left."""
         self._settle()
 
+    @property
+    def prompt(self) -> int:
+        """The tokens of the prompt."""
+        return self._prompt if self._told_prompt is None else self._told_prompt
+
+    @property
+    def answer(self) -> int:
+        """The tokens of the answer so far."""
+        return self._bytes // BYTES_PER_TOKEN if self._told_answer is None else self._told_answer
+
     def _settle(self) -> None:
-        prompt = self._prompt if self._told_prompt is None else self._told_prompt
-        answer = self._bytes // BYTES_PER_TOKEN if self._told_answer is None else self._told_answer
-        change, self._spent = prompt + answer - self._spent, prompt + answer
+        spent = self.prompt + self.answer
+        change, self._spent = spent - self._spent, spent
         if change:
             self._spend(change)

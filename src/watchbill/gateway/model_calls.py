@@ -227,6 +227,8 @@ class ModelCalls:
                 relay.tokens = TokenCount(metered.spend, self._foretold_tokens(context, ticket.model))
         if ticket.request.work_class >= _BACKGROUND:
             relay.resume = Resumption(ticket.model, gateway.not_continued)
+        if driver.catalog.tiers:
+            relay.charging = gateway.charging
         if driver.catalog.spools:
             relay.tap = gateway.capturing.begin(driver.catalog, context, submission)
         return relay

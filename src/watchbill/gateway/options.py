@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from watchbill.catalog import ApiKey, Catalog
+from watchbill.catalog import LOCAL_SITE, ApiKey, Catalog, Reach
 from watchbill.errors import RequestError, UnitError
 from watchbill.gateway.http.messages import MAIN_DOOR, Door
 from watchbill.gateway.request_context import RequestContext
@@ -21,7 +21,8 @@ from watchbill.units import parse_millis
 __all__ = ["RANGES", "CallerOptions", "Range", "check_ranges", "read_companions", "split_alias"]
 
 _HEADERS = tuple(
-    f"x-watchbill-{name}" for name in ("lane", "priority", "deadline-ms", "tier", "supersede-key", "with")
+    f"x-watchbill-{name}"
+    for name in ("lane", "priority", "deadline-ms", "tier", "supersede-key", "with", "private")
 )
 _HEADER_SET = frozenset(_HEADERS)
 #: Our own fields in a body.
@@ -132,7 +133,7 @@ class CallerOptions:
         if ":" in model:
             model, lane_of_alias = split_alias(model, catalog)
             body["model"] = model  # an engine does not know our lanes
-        lane, priority, deadline, tier, supersede, beside = map(headers.get, _HEADERS)
+        lane, priority, deadline, tier, supersede, beside, private = map(headers.get, _HEADERS)
         of_body, keep_alive = body.pop("priority", None), body.pop("keep_alive", body.pop("ttl", None))
         priority = of_body if priority is None else priority
         return Submission(
@@ -147,6 +148,7 @@ class CallerOptions:
             None if supersede is None else self._supersede_key(supersede, key),
             () if beside is None else self._companions(beside, model, catalog),
             None if key is None else catalog.server.sharer(key),
+            self._reach(tier, private),
         )
 
     def _lane(self, asked: Iterable[str | None], catalog: Catalog, key: ApiKey | None) -> str | None:
@@ -163,9 +165,16 @@ class CallerOptions:
 
     def _is_exact(self, asked: str) -> bool:
         """Whether no smaller member of the model's family will do."""
-        if asked not in ("exact", "family"):
+        if asked not in ("exact", "family", LOCAL_SITE):
             self.degraded += 1
         return asked == "exact"
+
+    @staticmethod
+    def _reach(tier: str | None, private: str | None) -> Reach:
+        """How far from this machine the request may be served."""
+        if tier == LOCAL_SITE:
+            return Reach.HERE
+        return Reach.PRIVATE if private == "1" else Reach.ANYWHERE
 
     def _supersede_key(self, asked: str, key: ApiKey | None) -> str | None:
         """What the caller's newer requests supersede. One caller's key never meets another's."""

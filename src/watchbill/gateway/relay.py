@@ -21,6 +21,7 @@ from watchbill.engines.upstream import Call, Outgoing, Upstream, UpstreamFailed
 from watchbill.errors import Cancelled, EngineFailed, Preempted, RunTimeout, ShuttingDown, TheirsError
 from watchbill.gateway.answers import let_go, verdict
 from watchbill.gateway.capture import Tap
+from watchbill.gateway.charging import Charge, Charging
 from watchbill.gateway.meters import TokenCount
 from watchbill.gateway.request_context import RequestContext
 from watchbill.gateway.resume import Resumption
@@ -76,11 +77,14 @@ class Relay:
     tap: Tap | None = None  # set for a request that is captured
     tokens: TokenCount | None = None  # set for one of a key whose tokens are counted
     resume: Resumption | None = None  # set for one that yields in the middle of its answer
+    charging: Charging | None = None  # set where there are tiers
     status: int = 0  # until the answer's is there
     is_stream: bool = False  # once it is: whether the engine answers with a stream of events
     _call: Call | None = None
     _start: Start | None = None
     _failed_attempt: int | None = None
+    _charge: Charge | None = None  # of this turn, where it costs money
+    _reserving: "asyncio.Task[None] | None" = None
     _outcome: str = "cancelled"
     _is_finished: bool = False
 
@@ -117,6 +121,8 @@ class Relay:
             self.tokens.feed(piece)
         if self.tap is not None:
             self.tap.feed(piece)
+        if self._charge is not None:
+            self._charge.tokens.feed(piece)
 
     async def more(self) -> bytes:
         """The next piece; empty at the end. Raises what cut the answer off."""
@@ -134,7 +140,8 @@ class Relay:
 
         An answer that breaks off is continued, or asked for once more: the client has seen nothing of it."""
         collector: Collector | None = None
-        resume, is_overheard = self.resume, self.tap is not None or self.tokens is not None
+        resume = self.resume
+        is_overheard = self.tap is not None or self.tokens is not None or self.charging is not None
         while True:
             while (piece := self._poll()) is None:
                 await self._news()
@@ -246,6 +253,7 @@ class Relay:
     def close(self) -> None:
         """Leaves, wherever the request is: the engine's socket is aborted, the grant released."""
         ticket, call = self.ticket, self._call
+        self._end_charge()
         if call is not None:
             if not call.has_ended:
                 ticket.leave(call)
@@ -284,7 +292,7 @@ class Relay:
             call = self._call
             if call is None:
                 start = self.ticket.turn
-                if start is None or start.attempt == self._failed_attempt:
+                if start is None or start.attempt == self._failed_attempt or self._must_reserve(start):
                     return None
                 call = self._begin(start)
             status = self.status
@@ -307,7 +315,40 @@ class Relay:
         """Of the turn, or of the answer."""
         if self._call is not None:
             return self._call.news()
-        return self.ticket.granted() if self.ticket.turn is None else self._pause()
+        start = self.ticket.turn
+        if start is None:
+            return self.ticket.granted()
+        return self._pause() if start.attempt == self._failed_attempt else self._reserve(start)
+
+    def _must_reserve(self, start: Start) -> bool:
+        """Whether what this turn may cost is still to be reserved."""
+        return start.site is not None and self.charging is not None and self._charge is None
+
+    async def _reserve(self, start: Start) -> None:
+        """Reserves what the turn may cost, or gives it back to be served elsewhere. A wait may be taken up again."""
+        if self._reserving is None:
+            assert self.charging is not None
+            self._reserving = asyncio.create_task(self._begin_charge(self.charging, start), name="reserve")
+        reserving = self._reserving
+        await asyncio.shield(reserving)
+        self._reserving = None
+
+    async def _begin_charge(self, charging: Charging, start: Start) -> None:
+        charge = await charging.begin(start, self.context)
+        if self.ticket.turn is not start or self._is_finished:  # it left meanwhile
+            if charge is not None:
+                charge.end(self.ticket.id)
+        elif charge is None:
+            self._return_turn()
+        else:
+            self._charge, self.context.cost = charge, (self.context.cost or 0.0) + charge.estimate
+
+    def _end_charge(self) -> None:
+        """Settles what the turn cost."""
+        if self._charge is not None:
+            charge, self._charge = self._charge, None
+            rest = (self.context.cost or 0.0) - charge.estimate
+            self.context.cost = max(0.0, rest) + charge.end(self.ticket.id)
 
     async def _pause(self) -> None:
         """The engine failed us a moment ago and the scheduler does not know yet: its news come first."""
@@ -363,6 +404,7 @@ class Relay:
         self._return_turn()
 
     def _return_turn(self) -> None:
+        self._end_charge()
         if self._call is not None:
             self.ticket.leave(self._call)
             self._call = None

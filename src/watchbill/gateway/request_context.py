@@ -24,8 +24,8 @@ class RequestContext:
     """What is known about a request so far."""
 
     __slots__ = (
-        "_id", "asked", "began", "capture", "cors", "fallback", "given", "held", "key", "lane", "lifted", "metered",
-        "model", "request", "start", "ticket",
+        "_id", "asked", "began", "capture", "cors", "cost", "fallback", "given", "held", "key", "lane", "lifted",
+        "metered", "model", "request", "start", "ticket",
     )  # fmt: skip
 
     def __init__(self, request: Request, began: float) -> None:
@@ -39,6 +39,7 @@ class RequestContext:
         self.lane = ""
         self.model = ""
         self.start: Start | None = None  # its turn, once it has come; `model` is then the one that serves
+        self.cost: float | None = None  # an estimate, of an answer that costs money
         self.fallback: str | None = None  # why no model gave the answer
         self.asked: dict[str, object] | None = None  # the request's body, for capture
         self.capture: str | None = None  # the spool that its type of work names
@@ -73,9 +74,11 @@ class RequestContext:
         else:
             lines = (
                 f"X-Watchbill-Request-Id: {id}\r\nX-Request-Id: {self.given or id}\r\n"
-                f"{_place(self.lane, start.model, start.companions)}"
+                f"{_place(self.lane, start.model, start.companions, start.tier)}"
                 f"X-Watchbill-Wait-Ms: {start.wait_ms}\r\nX-Watchbill-Load-Ms: {start.load_ms}\r\n"
             )
+        if self.cost is not None:
+            lines += header("X-Watchbill-Cost", f"{self.cost:.6f}")
         if self.fallback:
             lines += header("X-Watchbill-Fallback", self.fallback)
         for name, value in self.cors.items():
@@ -84,7 +87,8 @@ class RequestContext:
 
 
 @lru_cache(maxsize=256)
-def _place(lane: str, model: str, companions: tuple[str, ...]) -> str:
+def _place(lane: str, model: str, companions: tuple[str, ...], tier: str) -> str:
     """Where a request was served; the same for many."""
     lines = header("X-Watchbill-Lane", lane) + header("X-Watchbill-Model", model)
+    lines += header("X-Watchbill-Tier", tier)
     return lines + header("X-Watchbill-With", ", ".join(companions)) if companions else lines

@@ -22,6 +22,7 @@ from watchbill.gateway.access_log import AccessLog
 from watchbill.gateway.answers import let_go
 from watchbill.gateway.body import Bodies
 from watchbill.gateway.capture import Capturing
+from watchbill.gateway.charging import Charging
 from watchbill.gateway.dialects.errors import refusal
 from watchbill.gateway.doors import Doors
 from watchbill.gateway.http.connection import Handle
@@ -69,6 +70,7 @@ class Services:
         self.files = ModelFiles(datetime.now(UTC))
         self.abilities = Abilities(driver, self.files)
         self.capturing = Capturing()
+        self.charging = Charging(driver.tiers)
         self.unloading = Unloading(driver, time.monotonic)
         self._named: dict[tuple[str, str], RequestContext] = {}  # by key and the id that the caller gave
         self.bodies = Bodies(server, self.meters)

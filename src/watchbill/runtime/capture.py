@@ -46,14 +46,18 @@ class Captured:
     ts: float  # seconds since 1970
     lane: str
     model: str
-    tier: str  # local, burst, external
+    tier: str  # local, burst or external
     prompt: object  # the messages, or the text
     answer: object
     outcome: str  # ok, or the error's code
     kind: str = "request"
+    cost: float | None = None  # an estimate, of an answer that costs money
 
     def as_event(self) -> dict[str, object]:
-        return {name: getattr(self, name) for name in ("id", "kind", *self.__slots__)}
+        event = {name: getattr(self, name) for name in ("id", "kind", *self.__slots__)}
+        if self.cost is None:
+            del event["cost"]
+        return event
 
 
 class Capture(Protocol):

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from watchbill import errors
-from watchbill.catalog import Catalog, Lane, Model
+from watchbill.catalog import Catalog, Lane, Model, Reach
 from watchbill.core import messages as m
 from watchbill.core.machine import Machine
 from watchbill.core.model_state import ModelStatus, Stage
@@ -36,8 +36,10 @@ from watchbill.runtime.lag import Lag
 from watchbill.runtime.probe_loop import ProbeLoop
 from watchbill.runtime.protected import Protected
 from watchbill.runtime.recorder import Recorder
+from watchbill.runtime.spending import Spending
 from watchbill.runtime.tasks import Tasks
 from watchbill.runtime.ticket import Outcome, Start, Submission, Tally, Ticket
+from watchbill.runtime.tiers import Tiers
 from watchbill.runtime.views import (
     Resident,
     epochs_view,
@@ -47,7 +49,9 @@ from watchbill.runtime.views import (
     requests_view,
     resident_of,
     rotation_view,
+    running_sites,
     status_view,
+    tiers_view,
 )
 from watchbill.steps import Steps, at_once
 from watchbill.units import format_bytes
@@ -117,6 +121,15 @@ class Driver:
         )
         self._protected = Protected(catalog, self._alert, parts.journal.write)
         self._tasks = Tasks(parts.root, self.submit, self.feed)
+        self.tiers = Tiers(
+            catalog,
+            Spending(parts.root / "spending"),
+            feed=self.feed,
+            note=parts.journal.write,
+            alert=self._alert,
+            count=self.metrics.count_cost,
+            running=lambda: running_sites(self._core.state),
+        )
         self._saver: asyncio.Task[None] | None = None
         self._last_loads: dict[str, tuple[int, int]] = {}  # model -> when its last load ended, and its length
         self.actions: Mapping[type[m.Action], Callable[..., None]] = {
@@ -159,6 +172,7 @@ class Driver:
         """Reads the machine, then lets the core work."""
         await self._look()
         self._parts.recorder.machine(self._core.state.ledger.readings(), self.now())
+        await self.tiers.start()
         self._lag.start()
         self._probe_loop.start()
         self._protected.start()
@@ -173,6 +187,7 @@ class Driver:
         await self._protected.close()
         await self._probe_loop.close()
         await self._engines.close()
+        await self.tiers.close()
         if self._saver is not None:
             self._saver.cancel()
             await asyncio.wait([self._saver])
@@ -241,6 +256,7 @@ class Driver:
             submission.keep_alive_ms,
             submission.companions,
             caller=submission.caller,
+            reach=_reach(submission, model, lane),
         )
 
     def _find(self, model_name: str, lane_name: str | None) -> tuple[Model, Lane]:
@@ -278,6 +294,7 @@ class Driver:
         known = yield from status_view(core.state, self._engines.warm, now, self._probe_loop.cards)
         lent = {"maintenance": self.claims.view(), "loans": self.claims.loans_view()}
         beside = {**lent, "spools": self._parts.spools(), "programs": self._parts.programs()}
+        beside["tiers"] = tiers_view(core.state, self.tiers.view(), now)
         turns = {"rotation": rotation_view(core, now), "epochs": epochs_view(core, now)}
         engines = self._engines.view(core.state.silent, core.state.ledger.places)
         told = {"engines": engines, "alerts": self._parts.alerts.recent()}
@@ -402,6 +419,7 @@ class Driver:
         self._protected.reconfigure(catalog)
         self.catalog, self._named = catalog, {}
         self.feed(m.Reconfigured(catalog, self._parts.learned.recall()))
+        await self.tiers.reconfigure(catalog)
         self._parts.journal.write(m.Note(m.JournalEvent.RELOAD, "; ".join(told) or "nothing changed"))
         await self._look()
         return told
@@ -440,9 +458,11 @@ class Driver:
         request, now = ticket.request, self._turned_at
         waited = now - request.arrived_at
         loaded = self._load_share(action.model, request.arrived_at) if waited else 0
-        self._tally.started(request.lane, waited, ticket.forecast_ms)
+        spec = self._core.state.models[action.model].spec
+        self._tally.started(request.lane, waited, ticket.forecast_ms, spec.where)
+        endpoint, tier, site = warm.endpoint, spec.where, spec.site
         ticket.start(
-            Start(action.model, warm.endpoint, action.attempt, waited, loaded, action.companions), now
+            Start(action.model, endpoint, action.attempt, waited, loaded, action.companions, tier, site), now
         )
 
     def _load_share(self, model: str, arrived_at: int) -> int:
@@ -495,3 +515,10 @@ class Driver:
             self._timer.cancel()
         delay = max(0, action.at - self.now()) / 1000
         self._timer = asyncio.get_running_loop().call_later(delay, self.feed, m.Tick())
+
+
+def _reach(submission: Submission, model: Model, lane: Lane) -> Reach:
+    """How far from this machine a request may be served: as its caller, its lane or its model say, the strictest."""
+    if submission.reach is Reach.ANYWHERE and (lane.private or model.private):
+        return Reach.PRIVATE
+    return submission.reach

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 from msgspec.structs import replace
 
+from watchbill.catalog import LOCAL_SITE
 from watchbill.core.absence import Why, absence_of, describe
 from watchbill.core.companions import set_name
 from watchbill.core.machine import Machine
@@ -14,6 +15,7 @@ from watchbill.core.messages import Action, Admit, Arrived, Grant, Note, Refuse,
 from watchbill.core.model_state import STAYING, Candidate, ModelState, ModelStatus, Stage
 from watchbill.core.policy import Balance, Rate, movable
 from watchbill.core.reasons import Planned
+from watchbill.core.routing import bar_of, bar_text, in_order
 from watchbill.runtime.duplicate import duplicate
 from watchbill.runtime.views import doubt, hindrance, loading_text, policy_uncertainty, suspicion, wakes_text
 from watchbill.steps import Steps, at_once
@@ -71,6 +73,8 @@ def explain_steps(core: Machine, request: Request, now: int) -> Steps[dict[str, 
         "reason": asleep + reason,
         "companions": {name: core.state.models[name].status(now) for name in beside},
         "served_by": admitted.model if admitted else None,
+        "tier": core.state.models[serving].spec.where.value if admitted else None,
+        "sites": _sites(core, request, now),
         "leaving": leaving,
         "expected_ms": _expected_ms(admitted),
         "pressure_per_s": round(balance.pressure * 1000, 4),
@@ -89,6 +93,27 @@ def explain_steps(core: Machine, request: Request, now: int) -> Steps[dict[str, 
         "memory": sum(model.sizes().values()),
         "queued": len(core.state.models[request.model].line),
     }
+
+
+def _sites(core: Machine, request: Request, now: int) -> dict[str, str]:
+    """Every site that has the model, in the order in which they are asked -> when it would start it, or why not."""
+    state, told = core.state, dict[str, str]()
+    models = in_order(state, state.models[request.model], ())
+    if len(models) == 1 and models[0].spec.site is None:
+        return told
+    for model in models:
+        site = model.spec.site or LOCAL_SITE
+        if bar := bar_of(state, model, request):
+            told[site] = bar_text(bar, site)
+        elif model.is_quarantined(now):
+            told[site] = f"{model.failure}; it is tried again in {format_millis(model.retry_at - now)}"
+        elif not state.can_ever_fit(model):
+            told[site] = "it can never fit into the memory here"
+        else:
+            forecast = core.policy.forecast(state, model, request, now)
+            guess = ", a guess" if forecast.is_guess else ""
+            told[site] = f"would start it in {format_millis(round(forecast.ms))}{guess}"
+    return told
 
 
 def _with_doubts(core: Machine, asked: str, serving: str, reason: str) -> str:

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
+from watchbill.catalog import Reach, Tier
 from watchbill.core.messages import (
     CutKind,
     Ended,
@@ -101,6 +102,7 @@ class Submission(msgspec.Struct, frozen=True, gc=False):
     supersede_key: str | None = None  # latest-wins: only the newest waiting request with this key runs
     companions: tuple[str, ...] = ()  # models that must be warm beside it, as the catalog names them
     caller: str | None = None  # the key that has a share of the lane's queue; None: it may have all of it
+    reach: Reach = Reach.ANYWHERE  # as its caller marked it
 
 
 class Start(msgspec.Struct, frozen=True, gc=False):
@@ -112,6 +114,8 @@ class Start(msgspec.Struct, frozen=True, gc=False):
     wait_ms: int
     load_ms: int  # the part of the wait that was the model's own load
     companions: tuple[str, ...] = ()  # the models that are warm beside it
+    tier: Tier = Tier.LOCAL
+    site: str | None = None  # the tier of the config that serves it; None: this machine
 
 
 class Driver(Protocol):
@@ -283,14 +287,15 @@ class Tally:
         self._metrics = metrics
         metrics.gather = self.hand_on
         self._learned = learned
-        self._starts: list[tuple[str, int, int | None]] = []  # lane, wait, and the error of the forecast
+        #: Lane, wait, the error of the forecast, and the tier.
+        self._starts: list[tuple[str, int, int | None, str]] = []
         #: Lane, outcome, model, service time and time to the first token.
         self._ends: list[tuple[str, str, str, int | None, int | None]] = []
 
-    def started(self, lane: str, waited_ms: int, forecast_ms: int | None) -> None:
-        """A request started after `waited_ms`, for which its forecast was `forecast_ms`."""
+    def started(self, lane: str, waited_ms: int, forecast_ms: int | None, tier: str) -> None:
+        """A request started after `waited_ms`, for which its forecast was `forecast_ms`, in a tier."""
         error_ms = None if forecast_ms is None else waited_ms - forecast_ms
-        self._starts.append((lane, waited_ms, error_ms))
+        self._starts.append((lane, waited_ms, error_ms, tier))
         if len(self._starts) >= TALLY_MAX:
             self.hand_on()
 

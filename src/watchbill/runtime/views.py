@@ -15,7 +15,7 @@ from watchbill.core.guarded import Guarded
 from watchbill.core.ledger import DeviceBook
 from watchbill.core.machine import Machine
 from watchbill.core.messages import Constraint, Doubted, Request
-from watchbill.core.model_state import Candidate, ModelState, ModelStatus, Stage
+from watchbill.core.model_state import HOLDING, Candidate, ModelState, ModelStatus, Stage
 from watchbill.core.policy import Rate, uncertainty
 from watchbill.core.reasons import Uncertainty, stalled_text
 from watchbill.core.state import State
@@ -37,8 +37,10 @@ __all__ = [
     "requests_view",
     "resident_of",
     "rotation_view",
+    "running_sites",
     "status_view",
     "suspicion",
+    "tiers_view",
     "wakes_text",
 ]
 
@@ -140,6 +142,8 @@ def _model(state: State, model: ModelState, warm: Warm | None, now: int) -> dict
     return {
         "state": model.status(now),
         "engine": model.spec.engine,
+        "tier": model.spec.where.value,
+        "site": model.spec.site,
         "aliases": list(model.spec.aliases),
         "memory": sum(model.sizes().values()),
         "measured": sum(model.measured.values()) or None,
@@ -272,6 +276,28 @@ def policy_view(core: Machine) -> dict[str, object]:
         "policy_failures": 0 if guarded is None else guarded.failures,
         "policy_failure": None if guarded is None else guarded.last_failure,
     }
+
+
+def running_sites(state: State) -> set[str]:
+    """The burst tiers that run, or are being started or stopped."""
+    return {s.spec.site for s in state.managed if s.spec.site is not None and s.stage in HOLDING}
+
+
+def tiers_view(
+    state: State, known: Mapping[str, Mapping[str, object]], now: int
+) -> dict[str, dict[str, object]]:
+    """Each tier: what is known of its money, the state of its models, and the work that it has."""
+    found: dict[str, dict[str, object]] = {}
+    for site, told in known.items():
+        models = [s for s in state.models.values() if s.spec.site == site]
+        found[site] = {
+            **told,
+            "models": {s.name: s.status(now) for s in models},
+            "in_flight": sum(len(s.running) for s in models),
+            "queued": sum(len(s.line) for s in models),
+            "reason": next((s.failure for s in models if s.failure), None),
+        }
+    return found
 
 
 def _lanes(state: State, now: int) -> Steps[dict[str, dict[str, object]]]:

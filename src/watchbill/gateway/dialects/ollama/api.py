@@ -66,7 +66,7 @@ class OllamaApi:
 
     async def tags(self, context: RequestContext) -> Response:
         """GET /api/tags: every model."""
-        models = self._gateway.driver.catalog.models.values()
+        models = self._gateway.driver.catalog.offered.values()
         listed = await self._gateway.shares.each(models, self._list_item)
         return json_response({"models": listed}, context.lines(), content_type=_JSON)
 
@@ -75,7 +75,7 @@ class OllamaApi:
 
     async def ps(self, context: RequestContext) -> Response:
         """GET /api/ps: what is in memory."""
-        models = self._gateway.driver.catalog.models.values()
+        models = self._gateway.driver.catalog.offered.values()
         listed = await self._gateway.shares.each(models, self._loaded_item)
         return json_response(
             {"models": [item for item in listed if item is not None]}, context.lines(), content_type=_JSON

@@ -1,0 +1,68 @@
+"""Routing: which sites may serve a request, in which order, and why the others may not (SPOOL-10).
+
+A site is this machine or a tier of the config. A model that is served elsewhere, too, has a copy for each such site:
+a model of its own with a line, places and a stage, which occupies no memory here. So a request that goes elsewhere is
+still a request in a lane for a model. Admission asks for the candidates in their order and takes the first that
+starts the request in time. Nothing here chooses by itself, and nothing changes the state.
+"""
+
+from collections.abc import Sequence
+from enum import StrEnum
+
+from watchbill.catalog import Reach, Tier
+from watchbill.core.messages import Request
+from watchbill.core.model_state import ModelState
+from watchbill.core.state import State
+
+__all__ = ["Bar", "bar_of", "bar_text", "in_order"]
+
+
+class Bar(StrEnum):
+    """Why a site may not serve a request."""
+
+    HERE = "here"  # the caller wants this machine
+    PRIVATE = "private"  # private work is never sent to an external tier
+    OFF = "off"  # the tier is not enabled
+    LIMIT = "limit"  # its daily limit is reached
+
+
+_TEXTS = {
+    Bar.HERE: "the request must be served on this machine",
+    Bar.PRIVATE: "private work is never sent to an external tier",
+    Bar.OFF: "it is not enabled; add enabled = true to [tiers.{site}]",
+    Bar.LIMIT: "its daily limit is reached",
+}
+_REACHED: dict[Tier, Reach] = {
+    Tier.LOCAL: Reach.HERE,
+    Tier.BURST: Reach.PRIVATE,
+    Tier.EXTERNAL: Reach.ANYWHERE,
+}
+
+
+def bar_of(state: State, model: ModelState, request: Request) -> Bar | None:
+    """Why this model's site may not serve the request; None where it may."""
+    spec = model.spec
+    if spec.site is None:
+        return None
+    if request.reach > _REACHED[spec.where]:
+        return Bar.HERE if request.reach is Reach.HERE else Bar.PRIVATE
+    rules = state.catalog.tiers.get(spec.site)
+    if rules is not None and not rules.enabled:
+        return Bar.OFF
+    return Bar.LIMIT if spec.site in state.spent_out else None
+
+
+def bar_text(bar: Bar, site: str) -> str:
+    """The same in words."""
+    return _TEXTS[bar].format(site=site)
+
+
+def in_order(state: State, model: ModelState, below: Sequence[ModelState]) -> list[ModelState]:
+    """The model that was asked for, the lower tiers of its family, and its copies, in the order of the sites."""
+    copies = state.copies.get(model.name)
+    if not copies:
+        return [model, *below]
+    place_of = state.catalog.routing.place_of
+    own = place_of(model.spec.site)
+    before = [copy for copy in copies if place_of(copy.spec.site) < own]
+    return [*before, model, *below, *(copy for copy in copies if copy not in before)]

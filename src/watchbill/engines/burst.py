@@ -1,0 +1,198 @@
+"""The burst engine: a machine or container that a command starts on demand and another one stops (SPOOL-09).
+
+One machine serves all models of its tier. It is started for the first of them, counts as warm when its health address
+answers 200, and is stopped when the last of them has left, which the core decides after its idle time and never while
+a request runs there. A machine that vanishes (it was preempted) is reported for every model that it served, and is
+started again for the next one; the stop command is run before, because something of it may be left and cost money.
+
+A machine outlives a daemon that is killed. It is written down in `ROOT/run` before its start, and the next daemon has
+it stopped, or takes it over when a model of it is asked for first.
+"""
+
+import asyncio
+import logging
+import os
+import shlex
+import threading
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from watchbill import limits
+from watchbill.catalog import EngineRules
+from watchbill.core.messages import Blame
+from watchbill.engines.base import Capabilities, HostState, LoadError, Warm, endpoint_of
+from watchbill.engines.foreign import ForeignHold, Gone, HeldRecord
+from watchbill.engines.readiness import check_health, warm_up
+from watchbill.engines.upstream import Upstream, UpstreamFailed
+from watchbill.errors import ConfigError, EngineFailed
+from watchbill.names import file_stem
+from watchbill.processes import Withheld
+from watchbill.processes.command import run_to_end
+from watchbill.units import format_millis
+
+__all__ = ["BurstHost"]
+
+_LOG = logging.getLogger("watchbill.engines")
+
+
+class BurstHost:
+    """The machine of one burst tier."""
+
+    capabilities = Capabilities(owned=True, measures_memory=False, stops_generation=False)
+    leaves_remains = True  # a machine that does not answer may still run
+
+    def __init__(self, rules: EngineRules, root: Path, withheld: Withheld) -> None:
+        if rules.url is None or rules.start is None or rules.stop is None:
+            raise ConfigError(f"engine {rules.name!r}: a burst tier needs url, start and stop")
+        self._name = rules.name.removeprefix("@")
+        self._endpoint = replace(endpoint_of(rules.url), key=rules.key)
+        self._start, self._stop = rules.start, rules.stop
+        self._withheld = withheld
+        self._log = root / "logs" / f"burst-{file_stem(self._name)}.log"
+        self._record = HeldRecord(root / "run" / f"burst-{file_stem(rules.name)}.json")
+        self._is_started = bool(self._record.read())  # by us, or by a daemon that was killed
+        self._holds: set[ForeignHold] = set()  # models that need the machine
+        self._turn = asyncio.Lock()  # one start or stop at a time
+        self._upstream = Upstream()
+        self._misses = 0
+
+    @property
+    def state(self) -> HostState:
+        """Nothing is known of the machine but whether its models answer."""
+        return HostState()
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether a machine runs that no model needs."""
+        return self._is_started and not self._holds
+
+    @property
+    def look_ms(self) -> int:
+        """The time between two looks at what is warm."""
+        return limits.BURST_LOOK_MS
+
+    async def bring_up(self, hold: ForeignHold) -> Warm:
+        """Starts the machine unless it runs, and waits until it answers. Raises LoadError."""
+        self._holds.add(hold)
+        endpoint = replace(self._endpoint, upstream_model=hold.model.source or hold.model.name)
+        async with self._turn:
+            if not (self._is_started and await self._is_well(hold.model.health)):
+                await self._run_start(hold)
+            hold.progress.text = f"the burst tier {self._name} was started and did not answer yet"
+            await warm_up(endpoint, hold.model.health, "http", hold.progress)
+            self._misses = 0
+        return Warm(endpoint, None, {}, "none", health=hold.model.health)
+
+    async def blame_for_delay(self, hold: ForeignHold) -> Blame:
+        """The tier's: three failed starts in a row put it into quarantine."""
+        return Blame.MODEL
+
+    async def undo(self, hold: ForeignHold) -> None:
+        """Stops a machine that no other model needs. Raises EngineFailed when it may still run."""
+        await self.take_down(hold)
+
+    async def take_down(self, hold: ForeignHold) -> None:
+        """Stops the machine with the last of its models. Raises EngineFailed when that fails."""
+        async with self._turn:
+            if self._holds - {hold} or not self._is_started:
+                self._holds.discard(hold)
+                return
+            await self._run_stop()
+            self._holds.discard(hold)
+
+    async def look(self, holds: list[ForeignHold]) -> Mapping[str, Gone]:
+        """Asks the machine for its health. Stops one that no model needs: a killed daemon had started it."""
+        if not self._holds:
+            await self._stop_unneeded()
+            return {}
+        if not holds or self._turn.locked() or await self._is_well(holds[0].model.health):
+            return {}
+        reason = f"the burst tier {self._name} does not answer any more"
+        return {hold.model.name: Gone(reason, Blame.HOST) for hold in holds}
+
+    async def close(self) -> None:
+        """Ends every connection. A machine that could not be stopped is named, and stays written down."""
+        if self._is_started:
+            _LOG.warning("the burst tier %s may still run; stop it with: %s", self._name, self._stop)
+        await self._upstream.close()
+
+    # ------------------------------------------------------------------ the commands
+
+    async def _run_start(self, hold: ForeignHold) -> None:
+        if self._is_started:  # it vanished: what is left of it is stopped first
+            with_reason = f"the rest of the burst tier {self._name} could not be stopped"
+            try:
+                await self._run_stop()
+            except EngineFailed as error:
+                raise LoadError(f"{with_reason}: {error}", blame=Blame.HOST) from error
+        self._note(is_started=True)
+        hold.progress.text = f"the start command of the burst tier {self._name} had not returned"
+        trouble = await self._run(self._start, limits.BURST_START_MS_MAX)
+        if trouble is not None:
+            raise LoadError(f"the burst tier {self._name} was not started: {trouble}")
+
+    async def _run_stop(self) -> None:
+        trouble = await self._run(self._stop, limits.BURST_STOP_MS_MAX)
+        if trouble is not None:
+            raise EngineFailed(f"the burst tier {self._name} was not stopped: {trouble}")
+        self._note(is_started=False)
+
+    async def _run(self, command: str, timeout_ms: int) -> str | None:
+        """Runs a command; returns what went wrong, in words.
+
+        It runs without a guard: what a start command leaves running is the machine itself."""
+        words, given_up = tuple(shlex.split(command)), threading.Event()
+        env = self._withheld.rest_of(os.environ) | {"WATCHBILL_TIER": self._name}
+        work = partial(
+            run_to_end,
+            words,
+            log=self._log,
+            env=env,
+            seconds_max=timeout_ms / 1000,
+            on_tick=partial(_raise_if_set, given_up),
+            tick_s=limits.BURST_TICK_MS / 1000,
+        )
+        try:
+            self._log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            code = await asyncio.to_thread(work)
+        except OSError as error:
+            return f"{words[0]}: {error.strerror}"
+        finally:
+            given_up.set()
+        if code == 0:
+            return None
+        ended = f"was not done after {format_millis(timeout_ms)}" if code is None else f"ended with {code}"
+        return f"{words[0]} {ended}; its output is in {self._log}"
+
+    async def _stop_unneeded(self) -> None:
+        async with self._turn:
+            if self._is_started and not self._holds:
+                try:
+                    await self._run_stop()
+                except EngineFailed as error:
+                    _LOG.warning("%s", error)
+
+    def _note(self, *, is_started: bool) -> None:
+        """Writes down that the machine runs, before it does, and that it does not, after."""
+        self._is_started = is_started
+        self._record.write([self._name] if is_started else [])
+
+    async def _is_well(self, health: str) -> bool:
+        """Whether the machine counts as there: it answers, or has not been silent for long."""
+        try:
+            if await check_health(self._upstream, self._endpoint, health) == 200:
+                self._misses = 0
+                return True
+            is_certain = False
+        except UpstreamFailed as failure:
+            is_certain = failure.kind == "connect"
+        self._misses += 1
+        return not is_certain and self._misses < limits.FOREIGN_MISSES_MAX
+
+
+def _raise_if_set(given_up: threading.Event) -> None:
+    """Ends a command whose load was given up."""
+    if given_up.is_set():
+        raise InterruptedError

@@ -1,0 +1,409 @@
+"""Tiers: a request that this machine would refuse is served elsewhere, for a known price, within a daily limit."""
+
+import asyncio
+import json
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from support.eventually import eventually
+from support.open_gateway import GatewayClient, RawAnswer
+from support.peer import Asked, EnginePeer, chat_events, peer_listening, sse, stream_of
+from support.running import driving, running
+from watchbill.catalog import Catalog
+from watchbill.config import parse
+from watchbill.engines import scripted_server
+from watchbill.engines.scripted import check_script
+from watchbill.processes.ports import claim_port
+from watchbill.runtime.driver import Driver
+from watchbill.runtime.ticket import Submission
+from wire.engine_contract import within
+
+HELLO = stream_of(sse(*chat_events("from far away")))
+#: A model that can never fit here, and one that does.
+HERE = """
+[devices.ram]
+capacity = "100MiB"
+reserve = 0
+[models.big]
+engine = "scripted"
+memory = "1GiB"
+[models.small]
+engine = "scripted"
+memory = "1MiB"
+script = { touch = false }
+"""
+BODY = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 100}
+
+
+def catalog(text: str) -> Catalog:
+    # A gigabyte in a device of a hundred megabytes is refused by the check of the config: say it later.
+    return parse(text, base=Path("/srv"), environment={"CLOUD_KEY": "secret-of-the-cloud"})
+
+
+def cloud(peer: EnginePeer, more: str = "", models: str = '["far"]', daily: float = 5.0) -> str:
+    return f"""
+[devices.ram]
+reserve = 0
+[models.small]
+engine = "scripted"
+memory = "1MiB"
+script = {{ touch = false }}
+[tiers.cloud]
+kind = "external"
+enabled = true
+url = "http://127.0.0.1:{peer.port}/v1"
+key = "env:CLOUD_KEY"
+models = {models}
+price_in = 100.0
+price_out = 1000.0
+daily = {daily}
+{more}
+"""
+
+
+@asynccontextmanager
+async def opened(root: Path, text: str) -> AsyncIterator[tuple[GatewayClient, Driver]]:
+    async with running(root, catalog(text)) as (serving, driver):
+        yield GatewayClient(serving), driver
+
+
+async def ask(client: GatewayClient, model: str, **headers: str) -> RawAnswer:
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    return await client.ask("/v1/chat/completions", BODY | {"model": model}, headers=named)
+
+
+def tier_lines(root: Path, *events: str) -> list[dict[str, object]]:
+    lines = (root / "events.jsonl").read_text().splitlines()
+    return [line for line in map(json.loads, lines) if line["event"] in events]
+
+
+async def test_an_external_tier_serves_a_model_that_is_not_here(tmp_path: Path) -> None:
+    """SPOOL-10: under its own name there and with the tier's key; the answer names the tier and what it cost."""
+    async with (
+        peer_listening(HELLO) as peer,
+        opened(tmp_path, cloud(peer, models='{ far = "large-1" }')) as (client, driver),
+    ):
+        answer = await ask(client, "far")
+        assert answer.status == 200, answer.body
+        assert answer.json["choices"][0]["message"]["content"] == "from far away"  # type: ignore[index]
+        asked = peer.asked[-1]
+        assert asked.json["model"] == "large-1"
+        assert asked.headers["authorization"] == "Bearer secret-of-the-cloud"
+        assert answer.headers["x-watchbill-tier"] == "external"
+        # Three tokens of a prompt and three of an answer, as the server told.
+        assert float(answer.headers["x-watchbill-cost"]) == pytest.approx((3 * 100 + 3 * 1000) / 1e6)
+        page = driver.metrics.render().decode()
+        assert 'watchbill_tier_requests_total{tier="external"} 1.0' in page
+        assert 'watchbill_tier_cost_total{site="cloud",tier="external"} 0.0033' in page
+        status = driver.status()["tiers"]["cloud"]  # type: ignore[index]
+        assert status["spent_today"] == pytest.approx(0.0033)
+        await eventually(lambda: len(tier_lines(tmp_path, "route", "cost")) == 2)
+        route, cost = tier_lines(tmp_path, "route", "cost")
+        assert route["reason"] == "external tier cloud serves far"
+        assert "3 + 3 tokens" in str(cost["reason"])
+
+
+async def test_local_answers_say_that_they_are_local(tmp_path: Path) -> None:
+    """SPOOL-10: the route taken is recorded, also when it is none."""
+    async with peer_listening(HELLO) as peer, opened(tmp_path, cloud(peer)) as (client, driver):
+        answer = await ask(client, "small")
+        assert (answer.status, answer.headers["x-watchbill-tier"]) == (200, "local")
+        assert "x-watchbill-cost" not in answer.headers
+        assert peer.asked == []
+        assert 'watchbill_tier_requests_total{tier="local"} 1.0' in driver.metrics.render().decode()
+
+
+@pytest.mark.parametrize(
+    ("headers", "more", "why"),
+    [
+        ({"X_Watchbill_Private": "1"}, "", "private work is never sent to an external tier"),
+        ({"X_Watchbill_Lane": "quiet"}, "[lanes.quiet]\nprivate = true", "private work is never sent"),
+        ({"X_Watchbill_Tier": "local"}, "", "must be served on this machine"),
+    ],
+)
+async def test_private_work_never_leaves(
+    tmp_path: Path, headers: dict[str, str], more: str, why: str
+) -> None:
+    """SPOOL-10: not even when nobody here can do it."""
+    async with peer_listening(HELLO) as peer, opened(tmp_path, cloud(peer, more)) as (client, _):
+        answer = await ask(client, "far", **headers)
+        assert (answer.status, answer.code) == (503, "tier_closed")
+        assert why in answer.body.decode()
+        copied = await ask(client, "small@cloud", **headers)
+        assert copied.status == 404
+        assert peer.asked == []
+
+
+async def test_an_external_tier_is_off_until_it_is_enabled(tmp_path: Path) -> None:
+    async with peer_listening(HELLO) as peer:
+        text = cloud(peer).replace("enabled = true\n", "")
+        async with opened(tmp_path, text) as (client, _):
+            answer = await ask(client, "far")
+            assert (answer.status, answer.code) == (503, "tier_closed")
+            assert "add enabled = true to [tiers.cloud]" in answer.body.decode()
+            assert peer.asked == []
+
+
+async def test_the_daily_limit_holds_over_restarts(tmp_path: Path) -> None:
+    """An answer of 100 tokens may cost 0.1 and a little: the second would pass 0.2, also for the next daemon."""
+
+    async def long_answer(asked: Asked, writer: asyncio.StreamWriter) -> None:
+        events = chat_events("word " * 99 + "end")
+        await stream_of(sse(*events))(asked, writer)
+
+    async with peer_listening(long_answer) as peer:
+        text = cloud(peer, daily=0.2)
+        async with opened(tmp_path, text) as (client, driver):
+            assert (await ask(client, "far")).status == 200
+            assert driver.status()["tiers"]["cloud"]["spent_today"] == pytest.approx(0.1003)  # type: ignore[index]
+        async with opened(tmp_path, text) as (client, driver):
+            assert driver.status()["tiers"]["cloud"]["spent_today"] == pytest.approx(0.1003)  # type: ignore[index]
+            answer = await ask(client, "far")
+            assert (answer.status, answer.code) == (503, "tier_closed")
+            assert "its daily limit is reached" in answer.body.decode()
+            assert driver.status()["tiers"]["cloud"]["closed"] is True  # type: ignore[index]
+            assert len(peer.asked) == 1
+            await eventually(lambda: tier_lines(tmp_path, "spent"))
+            await driver.reload(catalog(cloud(peer, daily=1.0)))
+            assert (await ask(client, "far")).status == 200, "a raised limit opens the tier"
+
+
+async def test_a_reservation_of_a_daemon_that_was_killed_counts(tmp_path: Path) -> None:
+    """What was sent and never settled may have cost all that was reserved."""
+    sent = asyncio.Event()
+
+    async def silent(asked: Asked, writer: asyncio.StreamWriter) -> None:
+        sent.set()
+        await asyncio.sleep(60)
+
+    async with peer_listening(silent) as peer:
+        text = cloud(peer, daily=0.15)
+        async with opened(tmp_path, text) as (client, _):
+            asking = asyncio.create_task(ask(client, "far"))
+            await within(10, sent.wait())
+            # As kill -9 leaves it: a copy of the root while the request runs.
+            copy = tmp_path.parent / "killed"
+            (copy / "spending").mkdir(parents=True)
+            for path in (tmp_path / "spending").iterdir():
+                (copy / "spending" / path.name).write_bytes(path.read_bytes())
+            asking.cancel()
+        async with driving(copy, catalog(text)) as driver:
+            spent = driver.status()["tiers"]["cloud"]["spent_today"]  # type: ignore[index]
+            assert spent == pytest.approx(0.1, abs=0.01)
+
+
+async def test_a_request_that_would_cost_more_than_a_day_may_is_told_so(tmp_path: Path) -> None:
+    async with peer_listening(HELLO) as peer, opened(tmp_path, cloud(peer, daily=0.01)) as (client, driver):
+        answer = await ask(client, "far")
+        assert (answer.status, answer.code) == (503, "tier_closed")
+        assert "ask for fewer tokens, or raise daily" in answer.body.decode()
+        assert driver.status()["tiers"]["cloud"]["closed"] is False  # type: ignore[index]
+
+
+async def test_a_model_that_would_wait_too_long_here_goes_to_the_tier(tmp_path: Path) -> None:
+    """The routing rule: `after` says how long a wait here may be; `explain` says what each site would do."""
+    async with peer_listening(HELLO) as peer:
+        text = cloud(peer, '[routing]\nafter = "1s"', models='["small", "slow"]')
+        text += '[models.slow]\nengine = "scripted"\nmemory = "1MiB"\nscript = { service = "30s", touch = false }\n'
+        async with opened(tmp_path, text) as (client, driver):
+            assert (await ask(client, "small")).headers["x-watchbill-tier"] == "local"
+            first = asyncio.create_task(ask(client, "slow"))
+            await eventually(lambda: any(r["state"] == "running" for r in driver.requests()))
+            second = await ask(client, "slow")
+            assert second.headers["x-watchbill-model"] == "slow@cloud"
+            told = (await client.ask("/wb/v1/explain?model=slow")).json
+            assert told["served_by"] == "slow@cloud"
+            assert told["tier"] == "external"
+            assert list(told["sites"]) == ["local", "cloud"]  # type: ignore[call-overload]
+            private = asyncio.create_task(ask(client, "slow", X_Watchbill_Private="1"))
+            await eventually(lambda: any(r["state"] == "waiting" for r in driver.requests()))
+            assert len(peer.asked) == 1
+            first.cancel()
+            private.cancel()
+            listed = [each["id"] for each in (await client.ask("/v1/models")).json["data"]]  # type: ignore[attr-defined, union-attr]
+            assert listed == ["small", "slow"], "copies are not listed"
+
+
+async def test_a_full_lane_here_is_no_reason_to_refuse_what_a_tier_can_start(tmp_path: Path) -> None:
+    async with peer_listening(HELLO) as peer:
+        text = cloud(peer, "[lanes.narrow]\nqueue_max = 1", models='["slow"]')
+        text += '[models.slow]\nengine = "scripted"\nmemory = "1MiB"\nscript = { service = "30s", touch = false }\n'
+        async with opened(tmp_path, text) as (client, driver):
+            held = [asyncio.create_task(ask(client, "slow", X_Watchbill_Lane="narrow"))]
+            await eventually(lambda: any(r["state"] == "running" for r in driver.requests()))
+            held.append(asyncio.create_task(ask(client, "slow", X_Watchbill_Lane="narrow")))
+            await eventually(lambda: any(r["state"] == "waiting" for r in driver.requests()))
+            answer = await ask(client, "slow", X_Watchbill_Lane="narrow")
+            assert (answer.status, answer.headers["x-watchbill-tier"]) == (200, "external")
+            for each in held:
+                each.cancel()
+
+
+# ------------------------------------------------------------------ burst
+
+
+class Machine:
+    """A machine that a command starts and stops: the scripted server, and a file of what the commands did."""
+
+    def __init__(self, folder: Path, script: dict[str, object] | None = None) -> None:
+        folder.mkdir()
+        self.port = claim_port(folder / "ports")
+        self.said, self.pid_file = folder / "said", folder / "pid"
+        words = [sys.executable, "-I", "-S", scripted_server.__file__, "big", str(self.port)]
+        words += [json.dumps(check_script({"touch": False, **(script or {})})), str(folder / "state")]
+        self._program = folder / "machine.py"
+        self._program.write_text(
+            "import os, signal, subprocess, sys\n"
+            f"with open({str(self.said)!r}, 'a') as said: said.write(sys.argv[1] + '\\n')\n"
+            "if sys.argv[1] == 'start':\n"
+            f"    child = subprocess.Popen({words!r}, start_new_session=True, stdin=subprocess.DEVNULL,\n"
+            "                             stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)\n"
+            f"    open({str(self.pid_file)!r}, 'w').write(str(child.pid))\n"
+            "else:\n"
+            "    try:\n"
+            f"        os.kill(int(open({str(self.pid_file)!r}).read()), signal.SIGKILL)\n"
+            "    except (ProcessLookupError, FileNotFoundError):\n"
+            "        pass\n"
+        )
+
+    def command(self, verb: str) -> str:
+        return f"{sys.executable} {self._program} {verb}"
+
+    def tier(self, more: str = "") -> str:
+        return f"""
+[devices.ram]
+reserve = 0
+[models.small]
+engine = "scripted"
+memory = "1MiB"
+script = {{ touch = false }}
+[tiers.box]
+kind = "burst"
+url = "http://127.0.0.1:{self.port}"
+models = ["big"]
+start = "{self.command("start")}"
+stop = "{self.command("stop")}"
+idle = "1s"
+price_hour = 3.6
+{more}
+"""
+
+    @property
+    def calls(self) -> list[str]:
+        return self.said.read_text().split() if self.said.exists() else []
+
+    def preempt(self) -> None:
+        """The machine vanishes."""
+        import os
+        import signal
+
+        os.kill(int(self.pid_file.read_text()), signal.SIGKILL)
+
+
+@pytest.fixture
+async def machine(tmp_path: Path) -> AsyncIterator[Machine]:
+    machine = Machine(tmp_path / "machine")
+    yield machine
+    process = await asyncio.create_subprocess_shell(machine.command("stop"))
+    await process.wait()
+
+
+async def test_a_burst_tier_is_started_on_demand_and_stopped_when_idle(
+    tmp_path: Path, machine: Machine
+) -> None:
+    """SPOOL-09: nothing runs there before the first request, and nothing after its idle time."""
+    async with opened(tmp_path / "root", machine.tier()) as (client, driver):
+        assert machine.calls == []
+        answer = await ask(client, "big")
+        assert (answer.status, answer.headers["x-watchbill-tier"]) == (200, "burst")
+        assert float(answer.headers["x-watchbill-cost"]) > 0
+        assert machine.calls == ["start"]
+        assert driver.status()["tiers"]["box"]["models"] == {"big": "ready"}  # type: ignore[index]
+        await eventually(lambda: machine.calls == ["start", "stop"])
+        assert (await ask(client, "big")).status == 200
+        assert machine.calls == ["start", "stop", "start"]
+    assert machine.calls == ["start", "stop", "start", "stop"]
+    assert not list((tmp_path / "root" / "run").glob("burst-*"))
+
+
+async def test_a_burst_tier_is_not_stopped_while_it_answers(tmp_path: Path) -> None:
+    """SPOOL-09: an answer of three seconds outlives the idle time of one."""
+    machine = Machine(tmp_path / "machine", {"service": "3s"})
+    async with opened(tmp_path / "root", machine.tier()) as (client, _):
+        assert (await ask(client, "big")).status == 200
+        assert machine.calls == ["start"]
+
+
+async def test_a_request_whose_burst_machine_vanishes_before_its_first_byte_is_served_again(
+    tmp_path: Path,
+) -> None:
+    """SPOOL-09: preemption loses nothing: what is left is stopped, and the machine starts anew."""
+    machine = Machine(tmp_path / "machine", {"service": "2s", "tokens": 1})
+    async with opened(tmp_path / "root", machine.tier()) as (client, driver):
+        asking = asyncio.create_task(ask(client, "big"))
+        await eventually(lambda: any(r["state"] == "running" for r in driver.requests()))
+        machine.preempt()
+        answer = await within(30, asking)
+        assert (answer.status, answer.headers["x-watchbill-tier"]) == (200, "burst")
+        assert machine.calls == ["start", "stop", "start"]
+
+
+async def test_a_request_is_served_elsewhere_when_the_burst_tier_does_not_start(tmp_path: Path) -> None:
+    """Three failed starts put the tier into quarantine, and the next in the order serves."""
+    machine = Machine(tmp_path / "machine")
+    async with peer_listening(HELLO) as peer:
+        text = machine.tier().replace(f'start = "{machine.command("start")}"', 'start = "false"')
+        text += cloud(peer, models='["big"]').split("[tiers.cloud]")[0].split("[models.small]")[0] * 0
+        text += "[tiers.cloud]" + cloud(peer, models='["big"]').split("[tiers.cloud]")[1]
+        async with opened(tmp_path / "root", text) as (client, driver):
+            answer = await within(30, ask(client, "big"))
+            assert (answer.status, answer.headers["x-watchbill-tier"]) == (200, "external")
+            told = driver.status()["tiers"]["box"]  # type: ignore[index]
+            assert "false ended with 1" in told["reason"]
+
+
+async def test_the_next_daemon_stops_the_machine_of_one_that_was_killed(
+    tmp_path: Path, machine: Machine
+) -> None:
+    """SPOOL-09: a machine that nobody knows of would cost money without end."""
+    text, root = machine.tier().replace('idle = "1s"', 'idle = "10m"'), tmp_path / "root"
+    async with opened(root, text) as (client, _):
+        assert (await ask(client, "big")).status == 200
+        (record,) = (root / "run").glob("burst-*")
+        kept = record.read_bytes()
+    machine.said.unlink()
+    record.write_bytes(kept)  # as kill -9 leaves it
+    async with driving(root, catalog(text)):
+        await eventually(lambda: machine.calls == ["stop"])
+        await eventually(lambda: not record.exists())
+
+
+async def test_the_time_that_a_burst_tier_runs_is_charged(
+    tmp_path: Path, machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A tier whose limit is reached takes no more requests, and is stopped when it is idle."""
+    monkeypatch.setattr("watchbill.runtime.tiers.TIER_CHARGE_MS", 50)
+    text = machine.tier("daily = 0.0005")  # half a second of it
+    async with opened(tmp_path / "root", text) as (client, driver):
+        assert (await ask(client, "big")).status == 200
+        await eventually(lambda: driver.status()["tiers"]["box"]["closed"])  # type: ignore[index]
+        answer = await ask(client, "big")
+        assert (answer.status, answer.code) == (503, "tier_closed")
+        await eventually(lambda: machine.calls == ["start", "stop"])
+
+
+async def test_loads_here_do_not_wait_for_the_start_of_a_burst_tier(tmp_path: Path) -> None:
+    """RES-24: one load at a time on the bus of this machine; a start elsewhere is not on it."""
+    machine = Machine(tmp_path / "machine", {"load": "20s"})
+    async with opened(tmp_path / "root", machine.tier()) as (client, driver):
+        far = asyncio.create_task(ask(client, "big"))
+        await eventually(lambda: driver.status()["models"]["big"]["state"] == "loading")  # type: ignore[index]
+        ticket = driver.submit(Submission("small"))
+        await within(10, ticket.granted())
+        ticket.finish(ok=None)
+        assert driver.status()["models"]["big"]["state"] == "loading"  # type: ignore[index]
+        far.cancel()
