@@ -17,6 +17,7 @@ TEXT: Shape = {"type": "string"}
 WHOLE: Shape = {"type": "integer"}
 NUMBER: Shape = {"type": "number"}
 FLAG: Shape = {"type": "boolean"}
+TIER: Shape = {"enum": ["local", "burst", "external"]}
 
 
 def maybe(shape: Shape) -> Shape:
@@ -78,7 +79,8 @@ SHAPES: dict[str, Shape] = {
         state={"enum": [
             "absent", "planned", "loading", "ready", "draining", "stopping", "asleep", "failed", "quarantined",
         ]},
-        engine=TEXT, aliases=listed(TEXT), memory=WHOLE, measured=maybe(WHOLE), asleep=maybe(WHOLE),
+        engine=TEXT, tier=TIER, site=maybe(TEXT), aliases=listed(TEXT), memory=WHOLE, measured=maybe(WHOLE),
+        asleep=maybe(WHOLE),
         devices=table(WHOLE), in_flight=WHOLE, beside=WHOLE, queued=WHOLE, loads=WHOLE, evictions=WHOLE,
         pid=maybe(WHOLE), reason=maybe(TEXT), trouble=maybe(TEXT),
         absence={"anyOf": [ref("Absence"), {"type": "null"}]}, permanent=FLAG,
@@ -115,6 +117,11 @@ SHAPES: dict[str, Shape] = {
         policy_doubt=maybe(TEXT), late_answers=WHOLE, engines=table(ref("Engine")), maintenance=table(ref("Claim")),
         spools=table(ref("Spool")), programs=table(ref("Program")), policy_failures=WHOLE, policy_failure=maybe(TEXT),
         rotation=ref("Rotation"), epochs=table(ref("Epoch")), alerts=listed(ref("Alert")), loans=table(ref("Loan")),
+        tiers=table(ref("Tier")),
+    ),
+    "Tier": record(
+        tier=TIER, enabled=FLAG, closed=FLAG, spent_today=NUMBER, daily=maybe(NUMBER), models=table(TEXT),
+        in_flight=WHOLE, queued=WHOLE, reason=maybe(TEXT),
     ),
     "Request": record(
         id=TEXT, model=TEXT, asked=TEXT, lane=TEXT, class_=TEXT, priority=WHOLE, state={"enum": ["waiting", "running"]},
@@ -125,7 +132,8 @@ SHAPES: dict[str, Shape] = {
     "Cancelled": record(message=TEXT, id=TEXT),
     "Explanation": record(
         model=TEXT, state=TEXT, absent_because=maybe(TEXT), verdict=TEXT, reason=TEXT, companions=table(TEXT),
-        served_by=maybe(TEXT), leaving=listed(TEXT),
+        served_by=maybe(TEXT), tier={"enum": ["local", "burst", "external", None]}, sites=table(TEXT),
+        leaving=listed(TEXT),
         expected_ms=maybe(WHOLE), pressure_per_s=NUMBER, momentum_per_s=table(NUMBER), own_momentum_per_s=NUMBER,
         terms=ref("Terms"), policy=TEXT,
         inertia=NUMBER, load_ms=WHOLE, load_is_guess=FLAG, service_ms=WHOLE, memory=WHOLE, queued=WHOLE,

@@ -19,6 +19,7 @@
         ├── UnsupportedMedia         415  invalid_request
         ├── LaneFull                 429  lane_full
         ├── NeverFits                503  never_fits
+        ├── TierClosed               503  tier_closed
         ├── NoMemory                 503  no_memory
         ├── WaitExceeded             503  wait_exceeded
         ├── RunTimeout               503  run_timeout
@@ -49,7 +50,7 @@ __all__ = [
     "IllegalTransition", "InMaintenance", "LaneFull", "MethodNotAllowed", "ModelFailed", "ModelNotFound", "NameRefused",
     "NeverFits", "NoMemory", "NotFound", "NotOffered", "NotReachable", "OursError", "Overloaded", "Preempted",
     "PreviousNotFound", "Problem", "PullFailed", "ReceiptTimeout", "RequestError", "RootInUse", "RunTimeout",
-    "ShuttingDown", "Stale", "TheirsError", "TooLarge", "UnitError", "UnsupportedMedia", "WaitExceeded",
+    "ShuttingDown", "Stale", "TheirsError", "TierClosed", "TooLarge", "UnitError", "UnsupportedMedia", "WaitExceeded",
     "WatchbillError",
 ]  # fmt: skip
 

@@ -7,7 +7,7 @@ from typing import Any, cast
 import pytest
 
 from support.worlds import ModelOf, WorldOf
-from watchbill.catalog import BackgroundTask, Catalog, EngineRules, Lane, Model, WorkClass
+from watchbill.catalog import BackgroundTask, Catalog, EngineRules, Lane, Model, Tier, WorkClass
 from watchbill.config.models import ModelTable
 from watchbill.core import messages as m
 from watchbill.core.model_state import Stage
@@ -162,7 +162,7 @@ def changed(model: Model) -> dict[str, Model]:
         "env": {"A": "b"}, "arguments": ("--x",), "script": {"tokens": 1}, "background": BackgroundTask("hi"),
         "capture": "spool", "sleep_ms": Millis(9_000), "sleeps_when_told": True, "asleep": {"gpu:0": Bytes(1)},
         "quota": Bytes(9 * 10**9), "url": "http://127.0.0.1:1", "unit": "x.service", "image": "x",
-        "writes_here": False,
+        "writes_here": False, "private": True, "where": Tier.BURST, "site": "box", "copy_of": "B",
     }  # fmt: skip
     return {name: replace(model, **{name: value}) for name, value in other.items()}  # type: ignore[arg-type]
 
@@ -185,7 +185,10 @@ def test_every_key_of_a_model_says_what_its_change_does() -> None:
         "shared",
         "sleeps_when_told",
         "writes_here",
-    }  # copied from the engine
+        "where",
+        "site",
+        "copy_of",
+    }  # copied from the engine, or from a tier
     assert set(SEEN_BY) <= set(EFFECTS)
 
 

@@ -133,6 +133,7 @@ probe = "embed"
 env = { A = "b" }
 arguments = ["--flash-attn", "on"]
 quota = "6GB"
+private = true
 background = { command = "last-op" }
 [models.other]
 engine = "process"
@@ -167,6 +168,7 @@ timeout = "30s"
 queue_max = 7
 concurrency = 3
 fallback = "sorry"
+private = true
 [rotation]
 every = "2h"
 max = "4h"
@@ -211,6 +213,7 @@ webhook = "http://127.0.0.1:9999/"
         threads=2, mmap=True, embedding=True, prompt_cache=gibibyte, load_timeout_ms=90_000, health="/up",
         probe="embed", env={"A": "b"}, arguments=("--flash-attn", "on"),
         quota=6 * gigabyte, background=catalog.BackgroundTask(command="last-op"),
+        private=True,
     )  # fmt: skip
     assert found.models["other"] == catalog.Model(
         "other",
@@ -227,7 +230,7 @@ webhook = "http://127.0.0.1:9999/"
     assert found.models["small"].memory == {"ram": gibibyte}
     assert found.policy == catalog.PolicyRules("turns", 2.0, 0.5, 2.5, (20.0, 3.0, 0.5, 0.3, 0.0), 3)
     assert found.lanes["chat"] == catalog.Lane(
-        "chat", WorkClass.NORMAL, "priority", 2, 60_000, 30_000, 7, 3, "sorry"
+        "chat", WorkClass.NORMAL, "priority", 2, 60_000, 30_000, 7, 3, "sorry", private=True
     )
     assert found.rotation == catalog.RotationRules(7_200_000, 14_400_000, ("other", "big"), 10_800_000)
     assert found.epochs == {"ingest": catalog.Epoch("ingest", ("big",), 300_000, 1_800_000, 2)}
@@ -243,6 +246,11 @@ NOT_SET_BY_A_KEY = {
     ("Model", "sleeps_when_told"): "copied from its driver",
     ("Model", "writes_here"): "copied from its driver",
     ("Model", "stays_if_room"): "follows from leaving idle out",
+    ("Model", "where"): "a tier's kind",
+    ("Model", "site"): "a tier's name",
+    ("Model", "copy_of"): "the model of the same name here",
+    ("EngineRules", "key"): "of a tier",
+    ("EngineRules", "start"): "of a tier",
     ("EngineRules", "options"): "no driver reads any",
     ("PolicyRules", "strategy"): "the class that name means",
 }

@@ -24,7 +24,33 @@ def two(first: str, second: str) -> str:
 
 TASK = f"[models.a]\n{SCRIPTED}background = {{ prompt = 'Look around.' }}\n"
 
+EXTERNAL = '[tiers.cloud]\nkind = "external"\nurl = "https://api.example.com/v1"\n'
+BURST = '[tiers.box]\nkind = "burst"\nurl = "http://127.0.0.1:9000"\nmodels = ["a"]\n'
+
 MATRIX = [
+    # tiers
+    (EXTERNAL + 'models = ["a"]\nprice_in = 1',
+     "1: tiers.cloud.daily: is missing; an external tier costs money; add daily = 5.0, or what a day may cost"),
+    (EXTERNAL + 'models = ["a"]\ndaily = 5',
+     "5: tiers.cloud.daily: cannot be kept without a price; add price_in and price_out"),
+    (EXTERNAL + 'models = []\ndaily = 5\nprice_in = 1',
+     '4: tiers.cloud.models: is empty, so that nothing would ever be served there; write models = ["NAME"]'),
+    (EXTERNAL + 'models = ["a"]\ndaily = 5\nprice_in = 1\nstart = "x"',
+     "7: tiers.cloud.start: means nothing for a tier of kind external; remove it"),
+    (EXTERNAL + 'models = ["a"]\ndaily = 5\nprice_in = 1\nenabled = true\nkey = "env:NOT_SET"',
+     "8: tiers.cloud.key: the environment variable 'NOT_SET' is not set; export NOT_SET=... before starting"),
+    (BURST + 'start = "x"',
+     '1: tiers.box.stop: is missing; a burst tier is started and stopped by commands; add stop = "..."'),
+    (BURST + 'start = "x"\nstop = "y"\nprice_out = 1',
+     "7: tiers.box.price_out: means nothing for a tier of kind burst; remove it"),
+    (BURST + 'start = "x"\nstop = "y"\n[routing]\norder = ["local", "bax", "box"]',
+     "8: routing.order[1]: there is no tier bax; did you mean box?"),
+    (BURST + 'start = "x"\nstop = "y"\n[routing]\norder = ["local"]',
+     "8: routing.order: leaves out box, so that nothing would ever be served there; add it, or remove its table"),
+    (BURST.replace("[tiers.box]", "[tiers.local]") + 'start = "x"\nstop = "y"',
+     "1: tiers.local: local is this machine; choose another name"),
+    (BURST + f'start = "x"\nstop = "y"\n[models."a@box"]\n{SCRIPTED}',
+     "7: models.\"a@box\": is the name of the copy of a in the tier box; choose another name"),
     # engines and drivers
     ('[models.a]\nengine = "lamacpp"\nsource = "x"',
      "2: models.a.engine: there is no engine lamacpp; did you mean llamacpp?"),

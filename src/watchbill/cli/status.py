@@ -112,6 +112,8 @@ def draw_status(status: Fields, address: str, root: Root, terminal: Terminal) ->
         lines += _draw_troubles(fields(device), fields(claimed.get(name)), terminal)
         lines += [_draw_loan(id, loan, terminal) for id, loan in loans.items() if loan.get("device") == name]
     lines += ["", *draw_models(models, root, terminal), "", *_draw_lanes(lanes, terminal)]
+    if tiers := fields(status.get("tiers")):
+        lines += ["", *_draw_tiers(tiers, terminal)]
     if programs := fields(status.get("programs")):
         lines += ["", *_draw_programs(programs, terminal)]
     if spools := fields(status.get("spools")):
@@ -140,6 +142,44 @@ def _draw_turns(status: Fields) -> list[str]:
         elif window.get("next_ms") is not None:
             lines.append(f"epoch {plain(name)}: opens in {format_millis(figure(window.get('next_ms')))}")
     return lines
+
+
+def _draw_tiers(tiers: Fields, terminal: Terminal) -> list[str]:
+    """One line per tier, and one below it for a reason."""
+    columns = [
+        Column("TIER"), Column("KIND"), Column("STATE"), Column("RUNNING", right=True), Column("QUEUED", right=True),
+        Column("TODAY", right=True), Column("DAILY", right=True),
+    ]  # fmt: skip
+    rows = [_tier_row(plain(name), fields(tier)) for name, tier in tiers.items()]
+    head, *drawn = terminal.table(columns, rows)
+    lines = [terminal.mark(head, "bold")]
+    for line, tier in zip(drawn, tiers.values(), strict=True):
+        lines.append(line)
+        if reason := plain(fields(tier).get("reason") or ""):
+            lines += [terminal.mark(each, "dim") for each in terminal.wrapped(reason, 4)]
+    return lines
+
+
+def _tier_row(name: str, tier: Fields) -> list[str]:
+    states = {str(state) for state in fields(tier.get("models")).values()}
+    state = next(
+        (each for each in ("ready", "draining", "loading", "planned", "stopping") if each in states), "absent"
+    )
+    if not tier.get("enabled"):
+        state = "off"
+    elif tier.get("closed"):
+        state = "spent out"
+    daily = tier.get("daily")
+    spent = tier.get("spent_today")
+    return [
+        name,
+        plain(tier.get("tier") or ""),
+        state,
+        str(figure(tier.get("in_flight"))),
+        str(figure(tier.get("queued"))),
+        f"{spent:.4f}" if isinstance(spent, int | float) else "-",
+        f"{daily:g}" if isinstance(daily, int | float) else "-",
+    ]
 
 
 def _draw_alerts(alerts: list[Fields], terminal: Terminal) -> list[str]:

@@ -59,7 +59,8 @@ class TierTable(Table):
     """A burst tier, which a command starts on demand, or an external one, which others run for money."""
 
     kind: Literal["burst", "external"] = Field(
-        description="burst: started and stopped by commands; external: an address that is always there."
+        description="burst: started and stopped by commands; external: an address that is always there.",
+        examples=["external"],
     )
     url: Url = Field(
         description="Its OpenAI-compatible address.",
@@ -144,10 +145,10 @@ def settle_routing(table: RoutingTable, tiers: Mapping[str, TierTable]) -> Routi
     """The same table with its order."""
     if table.order is not None:
         return table
-    of_kind = {
-        kind: [name for name, tier in tiers.items() if tier.kind == kind] for kind in ("burst", "external")
-    }
-    return table.model_copy(update={"order": (LOCAL_SITE, *of_kind["burst"], *of_kind["external"])})
+    named = {name: tier.kind for name, tier in tiers.items() if name != LOCAL_SITE}
+    bursts = [name for name, kind in named.items() if kind == "burst"]
+    externals = [name for name, kind in named.items() if kind == "external"]
+    return table.model_copy(update={"order": (LOCAL_SITE, *bursts, *externals)})
 
 
 # ------------------------------------------------------------------ checks

@@ -101,7 +101,8 @@ def hard_turns(
         squeezed = min(latest + drain_ms, _first(next_squeezed, model) - shortest_ms)
         begins = latest
         if len(dues) > 1:
-            rival_ms = max(ms for r in model.needs for name, ms in rivals[r] if name != model.name)
+            others = (ms for r in model.needs for name, ms in rivals[r] if name != model.name)
+            rival_ms = max(others, default=0.0)  # a model that is served elsewhere needs no room here
             forward = min(_first(next_start, model) - turn_ms, latest - rival_ms)
             begins = min(latest, max(forward, each.came + FORWARD_LOADS * model.load.ms))
         next_start |= dict.fromkeys(model.needs, begins)

@@ -134,10 +134,21 @@ class BurstHost:
             raise LoadError(f"the burst tier {self._name} was not started: {trouble}")
 
     async def _run_stop(self) -> None:
+        """Stops the machine. A command that fails because the machine is gone is no failure."""
         trouble = await self._run(self._stop, limits.BURST_STOP_MS_MAX)
-        if trouble is not None:
+        if trouble is not None and not await self._is_gone():
             raise EngineFailed(f"the burst tier {self._name} was not stopped: {trouble}")
+        if trouble is not None:
+            _LOG.warning("the burst tier %s is gone, and its stop command failed: %s", self._name, trouble)
         self._note(is_started=False)
+
+    async def _is_gone(self) -> bool:
+        """Whether no program listens at its address."""
+        try:
+            await check_health(self._upstream, self._endpoint, "/")
+        except UpstreamFailed as failure:
+            return failure.refused
+        return False
 
     async def _run(self, command: str, timeout_ms: int) -> str | None:
         """Runs a command; returns what went wrong, in words.

@@ -72,9 +72,7 @@ def explain_steps(core: Machine, request: Request, now: int) -> Steps[dict[str, 
         "verdict": _verdict(granted, refused, plan, leaving),
         "reason": asleep + reason,
         "companions": {name: core.state.models[name].status(now) for name in beside},
-        "served_by": admitted.model if admitted else None,
-        "tier": core.state.models[serving].spec.where.value if admitted else None,
-        "sites": _sites(core, request, now),
+        **_route(core, request, admitted.model if admitted else None, now),
         "leaving": leaving,
         "expected_ms": _expected_ms(admitted),
         "pressure_per_s": round(balance.pressure * 1000, 4),
@@ -93,6 +91,12 @@ def explain_steps(core: Machine, request: Request, now: int) -> Steps[dict[str, 
         "memory": sum(model.sizes().values()),
         "queued": len(core.state.models[request.model].line),
     }
+
+
+def _route(core: Machine, request: Request, serving: str | None, now: int) -> dict[str, object]:
+    """The model and the tier that would serve a request, and what each site that has the model says to it."""
+    tier = None if serving is None else core.state.models[serving].spec.where.value
+    return {"served_by": serving, "tier": tier, "sites": _sites(core, request, now)}
 
 
 def _sites(core: Machine, request: Request, now: int) -> dict[str, str]:

@@ -292,7 +292,7 @@ class Tally:
         #: Lane, outcome, model, service time and time to the first token.
         self._ends: list[tuple[str, str, str, int | None, int | None]] = []
 
-    def started(self, lane: str, waited_ms: int, forecast_ms: int | None, tier: str) -> None:
+    def started(self, lane: str, waited_ms: int, forecast_ms: int | None, tier: str = Tier.LOCAL) -> None:
         """A request started after `waited_ms`, for which its forecast was `forecast_ms`, in a tier."""
         error_ms = None if forecast_ms is None else waited_ms - forecast_ms
         self._starts.append((lane, waited_ms, error_ms, tier))

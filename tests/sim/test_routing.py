@@ -1,0 +1,144 @@
+"""Routing among sites in a simulated world: where a request goes, and when it is moved."""
+
+from dataclasses import replace
+
+import pytest
+
+from support.worlds import ModelOf, WorldOf
+from watchbill.catalog import LOCAL_SITE, Catalog, Model, Reach, RoutingRules, Tier, TierRules
+from watchbill.core import messages as m
+from watchbill.core.model_state import Stage
+from watchbill.core.routing import Bar, bar_of
+from watchbill.runtime.explain import explain
+from watchbill.simulate.world import World
+from watchbill.units import Millis
+
+
+def copy_of(name: str, site: str, tier: Tier, **more: object) -> Model:
+    shared = tier is Tier.EXTERNAL
+    return Model(
+        f"{name}@{site}", "scripted", devices=(), shared=shared, concurrency=4, where=tier, site=site, copy_of=name,
+        **more,  # type: ignore[arg-type]
+    )  # fmt: skip
+
+
+def routed(world: World, after_ms: int | None = None, order: tuple[str, ...] = ()) -> World:
+    """The same world with a burst tier `box` and an external tier `cloud`."""
+    rules = RoutingRules(
+        order or (LOCAL_SITE, "box", "cloud"), None if after_ms is None else Millis(after_ms)
+    )
+    tiers = {"box": TierRules("box", Tier.BURST), "cloud": TierRules("cloud", Tier.EXTERNAL)}
+    catalog: Catalog = replace(world.catalog, tiers=tiers, routing=rules)
+    world.reload(catalog)
+    return world
+
+
+def test_a_model_that_can_never_fit_is_served_elsewhere(world_of: WorldOf, model: ModelOf) -> None:
+    """SPOOL-10: the first site of the order that can."""
+    world = routed(world_of(model("big", 99), copy_of("big", "cloud", Tier.EXTERNAL)))
+    caller = world.arrive("big", 500, lane="chat")
+    world.run(2_000)
+    assert (caller.outcome, caller.served_by) == ("answered", "big@cloud")
+    assert not world.judge.broken
+
+
+def test_a_burst_site_is_loaded_beside_everything_here(world_of: WorldOf, model: ModelOf) -> None:
+    """SPOOL-09: its start waits for no memory and no bus of this machine."""
+    world = routed(world_of(model("big", 99), model("other", 20), copy_of("big", "box", Tier.BURST)))
+    near = world.arrive("other", 500, lane="chat")
+    far = world.arrive("big", 500, lane="chat")
+    assert {s.name for s in world.core.state.in_stage(Stage.LOADING)} == {"other", "big@box"}
+    world.run(20_000)
+    assert (near.outcome, far.outcome, far.served_by) == ("answered", "answered", "big@box")
+    assert not world.judge.broken
+
+
+def test_an_idle_burst_site_leaves_and_one_that_answers_does_not(world_of: WorldOf, model: ModelOf) -> None:
+    """SPOOL-09: idle time counts from the end of the last answer."""
+    far = copy_of("big", "box", Tier.BURST, idle_ms=Millis(10_000))
+    world = routed(world_of(model("big", 99), far))
+    caller = world.arrive("big", 30_000, lane="chat")
+    world.run(30_000)
+    assert world.core.state.models["big@box"].stage is Stage.READY
+    world.run(60_000)
+    assert caller.outcome == "answered"
+    assert world.core.state.models["big@box"].stage is Stage.ABSENT
+    assert not world.judge.broken
+
+
+def test_a_long_wait_here_is_a_reason_to_go_elsewhere_only_with_the_rule(
+    world_of: WorldOf, model: ModelOf
+) -> None:
+    far = copy_of("a", "cloud", Tier.EXTERNAL)
+    for after_ms, site in ((None, "a"), (2_000, "a@cloud")):
+        world = routed(world_of(model("a", 20), far), after_ms)
+        world.arrive("a", 500, lane="chat")
+        world.run(5_000)
+        for _ in range(10):
+            world.arrive("a", 5_000, lane="chat")
+        last = world.arrive("a", 500, lane="chat")
+        assert last.served_by == site
+        assert not world.judge.broken
+
+
+@pytest.mark.parametrize(
+    ("reach", "tier", "bar"),
+    [
+        (Reach.ANYWHERE, Tier.EXTERNAL, None),
+        (Reach.ANYWHERE, Tier.BURST, None),
+        (Reach.PRIVATE, Tier.EXTERNAL, Bar.PRIVATE),
+        (Reach.PRIVATE, Tier.BURST, None),
+        (Reach.HERE, Tier.EXTERNAL, Bar.HERE),
+        (Reach.HERE, Tier.BURST, Bar.HERE),
+    ],
+)
+def test_every_mark_of_a_request_against_every_tier(
+    world_of: WorldOf, model: ModelOf, reach: Reach, tier: Tier, bar: Bar | None
+) -> None:
+    """SPOOL-10: private work is never sent to an external tier."""
+    site = "box" if tier is Tier.BURST else "cloud"
+    world = routed(world_of(model("a", 20), copy_of("a", site, tier)))
+    state = world.core.state
+    request = m.Request("r", "a", "chat", 0, 0, 1_000, 1_000, reach=reach)  # type: ignore[arg-type]
+    assert bar_of(state, state.models[f"a@{site}"], request) is bar
+    assert bar_of(state, state.models["a"], request) is None
+
+
+def test_a_spent_out_tier_takes_nothing_and_its_waiting_requests_go_on(
+    world_of: WorldOf, model: ModelOf
+) -> None:
+    """The daily limit: requests that wait there are moved to the next site, and come back with the new day."""
+    world = routed(
+        world_of(model("big", 99), copy_of("big", "box", Tier.BURST), copy_of("big", "cloud", Tier.EXTERNAL))
+    )
+    waiting = world.arrive("big", 500, lane="chat")
+    assert waiting.served_by == "big@box"
+    world.feed(m.SiteSpent("box", is_spent=True))
+    assert waiting.served_by == "big@cloud"
+    world.feed(m.SiteSpent("cloud", is_spent=True))
+    refused = world.arrive("big", 500, lane="chat")
+    assert refused.outcome == "never_fits"
+    world.feed(m.SiteSpent("cloud", is_spent=False))
+    assert world.arrive("big", 500, lane="chat").served_by == "big@cloud"
+    world.run(world.now + 5_000)
+    assert waiting.outcome == "answered" and not world.judge.broken
+
+
+def test_an_order_that_begins_elsewhere_is_kept(world_of: WorldOf, model: ModelOf) -> None:
+    """The rule is the operator's: even a warm model here comes second then."""
+    world = routed(
+        world_of(model("a", 20), copy_of("a", "cloud", Tier.EXTERNAL)), order=("cloud", LOCAL_SITE, "box")
+    )
+    assert world.arrive("a", 500, lane="chat").served_by == "a@cloud"
+
+
+def test_explain_says_what_each_site_would_do_and_decides_the_same(world_of: WorldOf, model: ModelOf) -> None:
+    world = routed(world_of(model("big", 99), copy_of("big", "cloud", Tier.EXTERNAL)))
+    request = m.Request("probe", "big", "chat", 0, world.now, 60_000, 60_000)  # type: ignore[arg-type]
+    told = explain(world.core, request, world.now)
+    assert (told["served_by"], told["tier"]) == ("big@cloud", "external")
+    assert told["sites"] == {
+        "local": "it can never fit into the memory here",
+        "cloud": "would start it in 0 ms",
+    }
+    assert world.arrive("big", 500, lane="chat").served_by == told["served_by"]
