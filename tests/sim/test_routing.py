@@ -47,6 +47,7 @@ def test_a_burst_site_is_loaded_beside_everything_here(world_of: WorldOf, model:
     world = routed(world_of(model("big", 99), model("other", 20), copy_of("big", "box", Tier.BURST)))
     near = world.arrive("other", 500, lane="chat")
     far = world.arrive("big", 500, lane="chat")
+    world.run(1_000)
     assert {s.name for s in world.core.state.in_stage(Stage.LOADING)} == {"other", "big@box"}
     world.run(20_000)
     assert (near.outcome, far.outcome, far.served_by) == ("answered", "answered", "big@box")

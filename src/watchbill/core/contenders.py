@@ -10,13 +10,22 @@ from watchbill.core.model_state import AWAY, Candidate, ModelState, Stage
 from watchbill.core.reasons import Uncertain, Uncertainty
 from watchbill.core.state import State
 
-__all__ = ["movable", "share_room", "uncertainty", "waiting", "wanting", "yielding"]
+__all__ = ["movable", "share_room", "uncertainty", "waiting", "wanted_elsewhere", "wanting", "yielding"]
 
 
 def wanting(state: State) -> list[Candidate]:
-    """The models and sets that have work and are not in memory."""
+    """The models and sets that have work and are not in memory. One that is served elsewhere needs no memory here."""
     away = (*state.in_stage(*AWAY), *state.companion_sets.values())
-    return [s for s in away if s.wants_memory]
+    return [s for s in away if s.wants_memory and s.spec.site is None]
+
+
+def wanted_elsewhere(state: State, now: int) -> list[ModelState]:
+    """The models of other sites that have work, are not up, and may be tried: nothing here is in their way."""
+    return [
+        s
+        for s in state.in_stage(Stage.ABSENT)
+        if s.spec.site is not None and s.wants_memory and now >= s.retry_at and state.may_load(s, now)
+    ]
 
 
 def waiting(state: State, now: int) -> list[Candidate]:

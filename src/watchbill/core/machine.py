@@ -22,13 +22,15 @@ from watchbill.core import messages as m
 from watchbill.core.absence import Missing
 from watchbill.core.admission import Admission
 from watchbill.core.background import Epochs, Rotation
+from watchbill.core.contenders import wanted_elsewhere
 from watchbill.core.dispatch import Dispatch
 from watchbill.core.emergency import Emergency
 from watchbill.core.guarded import make_policy
 from watchbill.core.loans import Loans
 from watchbill.core.model_state import PAUSE_MS, STAYING, ModelState, Stage
 from watchbill.core.operator import Operator
-from watchbill.core.policy import Policy
+from watchbill.core.policy import Plan, Policy
+from watchbill.core.reasons import Elsewhere, PlanKind
 from watchbill.core.reconfigure import Reconfigure
 from watchbill.core.residency import Residency
 from watchbill.core.state import WAKE_MAX_MS, State
@@ -201,6 +203,8 @@ class Machine:
     def _plan(self, now: int) -> None:
         if not self.state.is_wanting():
             return
+        for model in wanted_elsewhere(self.state, now):
+            self._residency.start(Plan(model, (), PlanKind.FITS, Elsewhere(model.spec.site or "")), now)
         for _ in range(2 * len(self.state.lines()) + 2):
             self.state.refresh(now)
             plan = self.policy.choose(self.state, now)

@@ -234,7 +234,7 @@ class Rate:
 
     def forecast(self, state: State, model: Candidate, request: Request, now: int) -> Forecast:
         """What the rule does if no further request comes: the turns before it, its own turn, its load."""
-        if model.stage not in AWAY:
+        if model.stage not in AWAY or model.spec.site is not None:
             return forecast_start(state, model, request, now)
         turns = turns_of(state, now)
         dues = dues_of(s for s in wanting(state) if s is not model)

@@ -17,6 +17,7 @@ __all__ = [
     "BecameWarm",
     "Cause",
     "Cost",
+    "Elsewhere",
     "EpochClosed",
     "EpochOpened",
     "Exceeded",
@@ -129,6 +130,15 @@ class Fits(Reason, frozen=True):
 
     def __str__(self) -> str:
         return "it fits beside what is resident"
+
+
+class Elsewhere(Reason, frozen=True):
+    """It needs no memory here."""
+
+    site: str
+
+    def __str__(self) -> str:
+        return f"it is served by {self.site}"
 
 
 class PermanentMissing(Reason, frozen=True):

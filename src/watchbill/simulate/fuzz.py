@@ -7,9 +7,22 @@ within its bound. A seed that breaks an invariant is pasted into a test.
 import random
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
-from watchbill.catalog import Catalog, Device, EngineRules, Lane, Model, PolicyRules, WorkClass
-from watchbill.core.messages import EvictAsked, Footprint, Knowledge
+from watchbill.catalog import (
+    LOCAL_SITE,
+    Catalog,
+    Device,
+    EngineRules,
+    Lane,
+    Model,
+    PolicyRules,
+    RoutingRules,
+    Tier,
+    TierRules,
+    WorkClass,
+)
+from watchbill.core.messages import EvictAsked, Footprint, Knowledge, SiteSpent
 from watchbill.simulate.borrowers import schedule_loans
 from watchbill.simulate.engine import TrueModel
 from watchbill.simulate.reloads import schedule_reloads
@@ -65,9 +78,14 @@ def random_world(
         "scripted": EngineRules("scripted", "scripted"),
         "far": EngineRules("far", "remote", shared=True),
     }
-    catalog = Catalog(devices, engines, {m.name: m for m in models}, lanes, rules)
+    sites = random.Random(f"sites {seed}")
+    copies = _copies(sites, models)
+    catalog = Catalog(devices, engines, {m.name: m for m in (*models, *copies)}, lanes, rules)
+    catalog = replace(catalog, routing=_routing(sites, copies), tiers=_tiers(copies))
     truth = {m.name: _truth(draw, m) for m in models}
     known = {name: _guess(draw, true) for name, true in truth.items()}
+    truth |= {m.name: _truth(sites, m) for m in copies}
+    known |= {m.name: _guess(sites, truth[m.name]) for m in copies}
     capacity = {name: int(device.capacity or 0) for name, device in devices.items()}
     troubles = _with_hangs(random.Random(f"hangs {seed}"), FAULTS) if faults else None
     world = World(catalog, truth, capacity, seed=seed, faults=troubles, known=known)
@@ -79,6 +97,7 @@ def random_world(
         _operator(draw, world, models)
         schedule_reloads(random.Random(f"reload {seed}"), world, TROUBLE_MS)
         _fill_disk(random.Random(f"disk {seed}"), world)
+        _spend(sites, world, copies)
         if loans:
             schedule_loans(random.Random(f"loans {seed}"), world, world.borrowers, TROUBLE_MS)
     return world
@@ -186,6 +205,46 @@ def _models(draw: random.Random, devices: dict[str, Device]) -> list[Model]:
     if draw.random() < 0.2:
         models.append(Model("far", "far", devices=(), shared=True, concurrency=2))
     return models
+
+
+def _copies(draw: random.Random, models: list[Model]) -> list[Model]:
+    """In every third world some models are served by a burst or an external tier, too."""
+    if draw.random() < 0.67:
+        return []
+    copies: list[Model] = []
+    for model in models:
+        for site, tier in (("box", Tier.BURST), ("cloud", Tier.EXTERNAL)):
+            if model.site is None and not model.shared and draw.random() < 0.4:
+                is_far = tier is Tier.EXTERNAL
+                copies.append(
+                    Model(
+                        f"{model.name}@{site}", "far" if is_far else "scripted", devices=(), shared=is_far,
+                        concurrency=draw.choice((1, 4)), idle_ms=Millis(draw.choice((5_000, 60_000))), where=tier,
+                        site=site, copy_of=model.name, writes_here=False,
+                    )
+                )  # fmt: skip
+    return copies
+
+
+def _routing(draw: random.Random, copies: list[Model]) -> RoutingRules:
+    order = [LOCAL_SITE, *_tiers(copies)]
+    if draw.random() < 0.2:
+        draw.shuffle(order)
+    return RoutingRules(tuple(order), draw.choice((None, Millis(1_000), Millis(10_000))))
+
+
+def _tiers(copies: list[Model]) -> dict[str, TierRules]:
+    return {copy.site: TierRules(copy.site, copy.where) for copy in copies if copy.site is not None}
+
+
+def _spend(draw: random.Random, world: World, copies: list[Model]) -> None:
+    """Daily limits are reached, and raised again."""
+    for site in _tiers(copies):
+        for _ in range(draw.randint(0, 3)):
+            begins = draw.uniform(0, TROUBLE_MS)
+            world.at(begins, partial(world.feed, SiteSpent(site, is_spent=True)))
+            ends = begins + draw.uniform(0, TROUBLE_MS)
+            world.at(ends, partial(world.feed, SiteSpent(site, is_spent=False)))
 
 
 def _sleepers(draw: random.Random, models: list[Model]) -> list[Model]:

@@ -187,9 +187,11 @@ class Judge:
         loading = sum(
             1
             for name, e in world.engines.items()
-            if e.power is Power.LOADING and not (name in models and models[name].is_stuck(now))
+            if e.power is Power.LOADING
+            and world.declared[name].site is None  # the bus of another machine
+            and not (name in models and models[name].is_stuck(now))
         )
-        if loading > world.catalog.policy.parallel_loads:
+        if world.declared[name].site is None and loading > world.catalog.policy.parallel_loads:
             self.say("more loads at once than allowed", name)
         for device, size in engine.held.items():
             if (over := self._over(device)) and size:
