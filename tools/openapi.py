@@ -1,8 +1,8 @@
 """The HTTP schema of Watchbill's own addresses, docs/openapi.json: `python tools/openapi.py` writes it anew.
 
 One table of addresses and one of shapes. A test compares the file with the router and with this table, and asks a
-running gateway whether its answers have these shapes. /v1/responses is here, too, because its answers are made by
-Watchbill and by no engine; other addresses of other protocols (/v1, /api) are theirs to define.
+running gateway whether its answers have these shapes. /v1/responses, files and batches are here, too, because their
+answers are made by Watchbill and by no engine; other addresses of other protocols (/v1, /api) are theirs to define.
 """
 
 import json
@@ -118,10 +118,15 @@ SHAPES: dict[str, Shape] = {
         spools=table(ref("Spool")), programs=table(ref("Program")), policy_failures=WHOLE, policy_failure=maybe(TEXT),
         rotation=ref("Rotation"), epochs=table(ref("Epoch")), alerts=listed(ref("Alert")), loans=table(ref("Loan")),
         tiers=table(ref("Tier")),
+        batches={"anyOf": [ref("Batches"), {"type": "null"}]},
     ),
     "Tier": record(
         tier=TIER, enabled=FLAG, closed=FLAG, spent_today=NUMBER, daily=maybe(NUMBER), models=table(TEXT),
         in_flight=WHOLE, queued=WHOLE, reason=maybe(TEXT),
+    ),
+    "Batches": record(
+        open=WHOLE, ended=WHOLE, waiting=WHOLE, running=WHOLE, answered=WHOLE, failed=WHOLE, repeated=WHOLE,
+        files=WHOLE, bytes=WHOLE, paused={"enum": [None, "disk_full", "disk_failed", "disk_max"]},
     ),
     "Request": record(
         id=TEXT, model=TEXT, asked=TEXT, lane=TEXT, class_=TEXT, priority=WHOLE, state={"enum": ["waiting", "running"]},
@@ -170,6 +175,46 @@ SHAPES: dict[str, Shape] = {
         has_more=FLAG,
     ),
     "ResponseDeleted": record(id=TEXT, object={"const": "response"}, deleted={"const": True}),
+    "File": record(
+        id=TEXT, object={"const": "file"}, bytes=WHOLE, created_at=WHOLE, expires_at=WHOLE, filename=TEXT,
+        purpose={"enum": ["batch", "batch_output"]}, status={"const": "processed"}, status_details=maybe(TEXT),
+    ),
+    "Files": record(
+        object={"const": "list"}, data=listed(ref("File")), first_id=maybe(TEXT), last_id=maybe(TEXT), has_more=FLAG,
+    ),
+    "Batch": record(
+        id=TEXT, object={"const": "batch"}, endpoint=TEXT, errors=maybe(record(
+            object={"const": "list"},
+            data=listed(record(code=TEXT, message=TEXT, line=maybe(WHOLE), param=maybe(TEXT))),
+        )),
+        input_file_id=TEXT, completion_window=TEXT, status={"enum": [
+            "validating", "in_progress", "finalizing", "completed", "failed", "expired", "cancelling", "cancelled",
+        ]},
+        output_file_id=maybe(TEXT), error_file_id=maybe(TEXT), created_at=WHOLE, in_progress_at=maybe(WHOLE),
+        expires_at=WHOLE, finalizing_at=maybe(WHOLE), completed_at=maybe(WHOLE), failed_at=maybe(WHOLE),
+        expired_at=maybe(WHOLE), cancelling_at=maybe(WHOLE), cancelled_at=maybe(WHOLE),
+        request_counts=record(total=WHOLE, completed=WHOLE, failed=WHOLE),
+        metadata={"type": ["object", "null"], "additionalProperties": TEXT},
+    ),
+    "BatchList": record(
+        object={"const": "list"}, data=listed(ref("Batch")), first_id=maybe(TEXT), last_id=maybe(TEXT), has_more=FLAG,
+    ),
+    "AnthropicError": {
+        "type": "object",
+        "required": ["type", "error"],
+        "properties": {"type": {"const": "error"}, "error": {"type": "object", "required": ["type", "message"]}},
+    },
+    "MessageBatch": record(
+        id=TEXT, type={"const": "message_batch"}, processing_status={"enum": ["in_progress", "canceling", "ended"]},
+        request_counts=record(processing=WHOLE, succeeded=WHOLE, errored=WHOLE, canceled=WHOLE, expired=WHOLE),
+        created_at=TEXT, expires_at=TEXT, ended_at=maybe(TEXT), cancel_initiated_at=maybe(TEXT),
+        archived_at=maybe(TEXT), results_url=maybe(TEXT),
+    ),
+    "MessageBatches": record(
+        data=listed(ref("MessageBatch")), first_id=maybe(TEXT), last_id=maybe(TEXT), has_more=FLAG,
+    ),
+    "MessageBatchDeleted": record(id=TEXT, type={"const": "message_batch_deleted"}),
+    "FileDeleted": record(id=TEXT, object={"const": "file"}, deleted={"const": True}),
     "ResponseTokens": {
         **record(object={"const": "response.input_tokens"}, input_tokens=WHOLE), "additionalProperties": True,
     },
@@ -204,6 +249,20 @@ RESPONSE = asked(
 )  # fmt: skip
 WORK = asked(("type",), type=TEXT, id={"type": "string", "maxLength": 64}, payload={"type": "object"})
 
+BATCH: Shape = asked(
+    ("endpoint", "input_file_id", "completion_window"),
+    endpoint={"enum": ["/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses"]},
+    input_file_id=TEXT,
+    completion_window={"const": "24h"},
+    metadata={"type": ["object", "null"], "additionalProperties": TEXT},
+)
+MESSAGE_BATCH: Shape = asked(
+    ("requests",), requests=listed(asked(("custom_id", "params"), custom_id=TEXT, params={"type": "object"}))
+)
+#: A form: what this names is sent as multipart/form-data.
+UPLOAD: Shape = asked(
+    ("file", "purpose"), file={"type": "string", "format": "binary"}, purpose={"const": "batch"}
+)
 #: method, address, what it does, the body it takes, what it answers, its parameters
 ADDRESSES: tuple[tuple[str, str, str, Shape | None, str, tuple[str, ...]], ...] = (
     ("get", "/health", "Whether the process is alive.", None, "Alive", ()),
@@ -222,7 +281,43 @@ ADDRESSES: tuple[tuple[str, str, str, Shape | None, str, tuple[str, ...]], ...] 
         ("id",),
     ),
     ("get", "/v1/responses/{id}/input_items", "The items of its turn.", None, "ResponseItems", ("id",)),
-    ("get", "/wb/v1/status", "Devices, models, lanes, spools and programs.", None, "Status", ()),
+    ("post", "/v1/files", "Keeps a file for batches.", UPLOAD, "File", ()),
+    (
+        "get",
+        "/v1/files",
+        "The files of this key.",
+        None,
+        "Files",
+        ("?after?", "?limit?", "?order?", "?purpose?"),
+    ),
+    ("get", "/v1/files/{id}", "A file.", None, "File", ("id",)),
+    ("get", "/v1/files/{id}/content", "Its content.", None, "application/octet-stream", ("id",)),
+    ("delete", "/v1/files/{id}", "Removes a file.", None, "FileDeleted", ("id",)),
+    ("post", "/v1/batches", "Has the lines of a file answered.", BATCH, "Batch", ()),
+    ("get", "/v1/batches", "The batches of this key.", None, "BatchList", ("?after?", "?limit?")),
+    ("get", "/v1/batches/{id}", "A batch.", None, "Batch", ("id",)),
+    ("post", "/v1/batches/{id}/cancel", "Ends a batch.", None, "Batch", ("id",)),
+    ("post", "/v1/messages/batches", "Has messages answered.", MESSAGE_BATCH, "MessageBatch", ()),
+    (
+        "get",
+        "/v1/messages/batches",
+        "The message batches of this key.",
+        None,
+        "MessageBatches",
+        ("?after_id?", "?before_id?", "?limit?"),
+    ),
+    ("get", "/v1/messages/batches/{id}", "A message batch.", None, "MessageBatch", ("id",)),
+    (
+        "delete",
+        "/v1/messages/batches/{id}",
+        "Removes one that has ended.",
+        None,
+        "MessageBatchDeleted",
+        ("id",),
+    ),
+    ("post", "/v1/messages/batches/{id}/cancel", "Ends a message batch.", None, "MessageBatch", ("id",)),
+    ("get", "/v1/messages/batches/{id}/results", "Its results.", None, "application/x-jsonl", ("id",)),
+    ("get", "/wb/v1/status", "Devices, models, lanes, spools, batches and programs.", None, "Status", ()),
     ("get", "/wb/v1/events", "The journal as it is written.", None, "text/event-stream", ()),
     (
         "get",
@@ -256,6 +351,7 @@ ADDRESSES: tuple[tuple[str, str, str, Shape | None, str, tuple[str, ...]], ...] 
     ("post", "/process", "A thought about an event.", WORK, "Thought", ()),
 )
 _JSON = "application/json"
+_FORM = "multipart/form-data"
 
 
 def document() -> Shape:
@@ -268,7 +364,7 @@ def document() -> Shape:
         "info": {
             "title": "Watchbill",
             "version": "1",
-            "description": "Watchbill's own addresses, and /v1/responses. Errors are Error in every case.",
+            "description": "Watchbill's own addresses, /v1/responses, files and batches. Errors are Error.",
         },
         "paths": paths,
         "components": {"schemas": SHAPES},
@@ -285,7 +381,8 @@ def _operation(path: str, what: str, body: Shape | None, answer: str, parameters
         each if "/" in each else _JSON: {"schema": TEXT if "/" in each else ref(each)}
         for each in answer.split("|")
     }
-    failed = {"description": "What went wrong.", "content": {_JSON: {"schema": ref("Error")}}}
+    shape = "AnthropicError" if path.startswith("/v1/messages/") else "Error"
+    failed = {"description": "What went wrong.", "content": {_JSON: {"schema": ref(shape)}}}
     unready = {"description": "Not ready.", "content": {_JSON: {"schema": ref("Alive")}}}
     told: Shape = {
         "summary": what,
@@ -299,7 +396,8 @@ def _operation(path: str, what: str, body: Shape | None, answer: str, parameters
         told["parameters"] = [_parameter(name) for name in parameters]
     if body is not None:
         # An operator's call may come without a body; work needs one.
-        told["requestBody"] = {"required": "required" in body, "content": {_JSON: {"schema": body}}}
+        kind = _FORM if body is UPLOAD else _JSON
+        told["requestBody"] = {"required": "required" in body, "content": {kind: {"schema": body}}}
     return told
 
 

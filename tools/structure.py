@@ -63,7 +63,7 @@ LAYERS = (
             "reactor",
         ),
     ),
-    Layer("L4 runtime: events to the core, actions to the world", ("runtime", "fleet")),
+    Layer("L4 runtime: events to the core, actions to the world", ("runtime", "batches", "fleet")),
     Layer("L5 gateway: HTTP", ("gateway",)),
     Layer("L6 surface", ("daemon", "cli", "watch", "simulate", "testing", "__main__")),
 )

@@ -16,10 +16,10 @@ from watchbill.limits import QUEUE_KEY_SHARES
 from watchbill.units import Bytes, Millis
 
 __all__ = [
-    "BUILT_IN_LANES", "DEFAULT_LANE", "LATEST_WINS", "LOCAL_SITE", "PLANS_LANE", "RAM", "ROTATION_LANE", "AlertRules",
-    "ApiKey", "BackgroundTask", "Catalog",
-    "Device", "EngineRules", "Epoch", "JournalRules", "Lane", "Model", "PolicyRules", "ProcessType", "Reach",
-    "Reservation", "RotationRules", "RoutingRules", "Server", "SpoolRules", "Tier", "TierRules", "WorkClass",
+    "BATCHES_LANE", "BUILT_IN_LANES", "DEFAULT_LANE", "LATEST_WINS", "LOCAL_SITE", "PLANS_LANE", "RAM", "ROTATION_LANE",
+    "AlertRules", "ApiKey", "BackgroundTask", "BatchRules", "Catalog", "Device", "EngineRules", "Epoch", "JournalRules",
+    "Lane", "Model", "PolicyRules", "ProcessType", "Reach", "Reservation", "RotationRules", "RoutingRules", "Server",
+    "SpoolRules", "Tier", "TierRules", "WorkClass",
 ]  # fmt: skip
 
 RAM = "ram"
@@ -213,8 +213,18 @@ ROTATION_LANE = Lane("rotation", WorkClass.ROTATION, max_wait_ms=Millis(600_000)
 PLANS_LANE = Lane(
     "plans", WorkClass.NORMAL, max_wait_ms=Millis(3_600_000), timeout_ms=Millis(3_600_000), queue_max=10_000
 )
+#: Lines of batches. Every person and every plan goes first; a line that waited in vain is asked again until its batch
+#: expires.
+BATCHES_LANE = Lane(
+    "batches",
+    WorkClass.BACKGROUND,
+    max_wait_ms=Millis(3_600_000),
+    timeout_ms=Millis(3_600_000),
+    queue_max=10_000,
+)
 #: The lanes that need not be declared. One of the same name in the config takes its place.
-BUILT_IN_LANES = {lane.name: lane for lane in (ROTATION_LANE, PLANS_LANE)}
+BUILT_IN_LANES = {lane.name: lane for lane in (ROTATION_LANE, PLANS_LANE, BATCHES_LANE)}
+_OFFERED_LANES = {lane.name: lane for lane in (PLANS_LANE, BATCHES_LANE)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -363,6 +373,21 @@ class RoutingRules:
 
 
 @dataclass(frozen=True, slots=True)
+class BatchRules:
+    """Bounds of /v1/files and of batches."""
+
+    file_max: Bytes = Bytes(200 * 2**20)
+    files_max: int = 1_000  # of one key
+    storage_max: Bytes = Bytes(2 * 2**30)  # files and unfinished answers of one key
+    disk_max: Bytes = Bytes(16 * 2**30)  # of all keys
+    lines_max: int = 50_000  # of one batch
+    open_max: int = 16  # batches of one key that have not ended
+    window_max_ms: Millis = Millis(7 * 86_400_000)
+    keep_ms: Millis = Millis(30 * 86_400_000)
+    attempts: int = 3
+
+
+@dataclass(frozen=True, slots=True)
 class CoordinatorRules:
     """The coordinator that `up` runs."""
 
@@ -415,6 +440,7 @@ class Catalog:
     fleet: FleetRules = FleetRules()
     tiers: Mapping[str, TierRules] = field(default_factory=lambda: MappingProxyType({}))
     routing: RoutingRules = RoutingRules()
+    batches: BatchRules = BatchRules()
 
     @property
     def offered(self) -> dict[str, Model]:
@@ -432,8 +458,8 @@ class Catalog:
         return self.lanes.get(name) or BUILT_IN_LANES.get(name) or self.lane_for(None)
 
     def offered_lane(self, name: str) -> Lane | None:
-        """The lane that a caller may name: one of the config, or that of plans."""
-        return self.lanes.get(name) or (PLANS_LANE if name == PLANS_LANE.name else None)
+        """The lane that a caller may name: one of the config, or that of plans or batches."""
+        return self.lanes.get(name) or _OFFERED_LANES.get(name)
 
     def find_model(self, name: str) -> Model | None:
         """The model that is called `name`, or one of whose aliases is; `foo` and `foo:latest` are the same."""

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Protocol
 
 from watchbill import config
+from watchbill.batches.service import Batches
 from watchbill.catalog import Catalog, FleetRules, Server, SpoolRules
 from watchbill.engines.registry import make_engine
 from watchbill.errors import ConfigError, WatchbillError
@@ -201,13 +202,15 @@ async def _serve(setting: _Setting, catalog: Catalog) -> int:
     programs = Children(
         Keeper(root.path, withheld=setting.withheld), root.logs, {"WATCHBILL_HOME": str(root.path)}
     )
+    batches = Batches(root.batches, catalog.batches, note=journal.write, tell=alerts.raise_)
     cards = _Cards(catalog, setting)
-    driver = _make_driver(setting, catalog, journal, alerts, _Beside(spools, programs), cards=cards)
+    beside = _Beside(spools, programs, batches)
+    driver = _make_driver(setting, catalog, journal, alerts, beside, cards=cards)
     try:
         await cards.own(catalog)
         await driver.start()
         _tell_of_failures(driver, setting)
-        serving = await _open(driver, catalog.server, setting)
+        serving = await _open(driver, catalog.server, setting, batches)
         map_large_blocks()
         _relieve_collector()
         setting.lock.publish(serving.url)
@@ -219,7 +222,7 @@ async def _serve(setting: _Setting, catalog: Catalog) -> int:
             )  # its agents look for the address that was just written
         serving.gateway.capturing.sink = spools.captures
         await asyncio.to_thread(spools.drains.reconfigure, catalog.spools)
-        reloading = _Reloading(_Reloaded(driver, spools, serving, cards), setting, reload_asked)
+        reloading = _Reloading(_Reloaded(driver, spools, serving, cards, batches), setting, reload_asked)
         await reloading.begin()
         log = asyncio.create_task(watch_own_log(root.daemon_log), name="log")
         pings = asyncio.create_task(notifier.keep_watchdog_calm(driver.is_ready), name="watchdog")
@@ -235,6 +238,7 @@ async def _serve(setting: _Setting, catalog: Catalog) -> int:
         await programs.close(hard=True)  # what a second signal, or an error, left
         for lost in await asyncio.to_thread(spools.close):
             setting.screen.warn(lost)
+        await batches.close()
         await driver.close()
         cards.locks.release()
         journal.close()
@@ -283,6 +287,7 @@ def _make_driver(
             recorder=Recorder(setting.options.record, Driver.now()),
             spools=beside.spools.view,
             programs=beside.programs.view,
+            batches=beside.batches.view,
         ),
     )
 
@@ -293,6 +298,7 @@ class _Beside:
 
     spools: "_Spools"
     programs: Children
+    batches: Batches
 
 
 def _start_fleet(programs: Children, root: Root, rules: FleetRules) -> None:
@@ -363,10 +369,13 @@ def _relieve_collector() -> None:
     gc.set_threshold(*COLLECTOR_THRESHOLDS)
 
 
-async def _open(driver: Driver, server: Server, setting: _Setting) -> Serving:
+async def _open(driver: Driver, server: Server, setting: _Setting, batches: Batches) -> Serving:
     access_log = _ACCESS.info if _ACCESS.isEnabledFor(logging.INFO) else None  # writing its lines costs time
     kept = setting.root.responses
-    gateway = Gateway(driver, server, access_log=access_log, metrics=driver.metrics, responses=kept)
+    gateway = Gateway(
+        driver, server, access_log=access_log, metrics=driver.metrics, responses=kept, batches=batches
+    )
+    await gateway.start_batches()
     try:
         serving = await serve(gateway, server.host, server.port)
     except socket.gaierror as error:
@@ -464,6 +473,7 @@ class _Reloaded:
     spools: "_Spools"
     serving: Serving
     cards: _Cards
+    batches: Batches
 
 
 class _Reloading:
@@ -540,6 +550,7 @@ class _Reloading:
         changes = await driver.reload(catalog)
         changes += await asyncio.to_thread(self._parts.spools.reconfigure, catalog.spools)
         changes += [text for name, text in _failures(driver).items() if before.get(name) != text]
+        changes += self._parts.batches.reconfigure(catalog.batches)
         if catalog.fleet != before_fleet:
             changes.append("fleet, coordinator and agents change when the daemon is started anew")
         self._parts.serving.gateway.reconfigure(catalog.server)

@@ -56,6 +56,17 @@ SPOOL_COUNTERS = {
     "capture_stored": ("captured", "Finished requests that became events."),
     "capture_dropped": ("capture_dropped", "Finished requests that were dropped instead."),
 }
+BATCH_GAUGES = {
+    "open": ("batches_open", "Batches that have not ended."),
+    "waiting": ("batch_lines_waiting", "Lines of batches that wait."),
+    "running": ("batch_lines_running", "Lines of batches that are asked."),
+    "bytes": ("batch_bytes", "Bytes of files and of answers that are not results yet."),
+}
+BATCH_COUNTERS = {
+    "answered": ("batch_lines_answered", "Lines of batches that were answered, or refused for good."),
+    "failed": ("batch_lines_failed", "Those among them that were refused."),
+    "repeated": ("batch_lines_repeated", "Times that a line had to be asked again."),
+}
 WAIT_S = (0.001, 0.01, 0.1, 0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300, 900)
 LOAD_S = (0.1, 0.25, 0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300, 600)
 #: Actual minus forecast: negative means earlier than promised.
@@ -307,6 +318,7 @@ def _families_of(status: Table) -> Steps[list[Metric]]:
         found.append(_gauge(f"watchbill_device_{key}_bytes", text, "device", devices, key))
     found += yield from _of_models(_tables(status, "models"))
     found += _of_spools(_tables(status, "spools"))
+    found += _of_batches(cast("Table | None", status.get("batches")))
     return found
 
 
@@ -337,6 +349,22 @@ def _of_spools(spools: Mapping[str, Table]) -> list[Metric]:
                 family.add_metric([spool], value)
         found.append(family)
     return found
+
+
+def _of_batches(told: Table | None) -> list[Metric]:
+    """Nothing where there is no place for batches."""
+    if not told:
+        return []
+    found: list[Metric] = []
+    for key, (name, text) in BATCH_GAUGES.items():
+        found.append(GaugeMetricFamily(f"watchbill_{name}", text, value=cast("float", told[key])))
+    for key, (name, text) in BATCH_COUNTERS.items():
+        found.append(CounterMetricFamily(f"watchbill_{name}", text, value=cast("float", told[key])))
+    text = "1 while batches are paused, by the reason."
+    paused = GaugeMetricFamily("watchbill_batches_paused", text, labels=["reason"])
+    for reason in ("disk_full", "disk_failed", "disk_max"):
+        paused.add_metric([reason], 1.0 if told.get("paused") == reason else 0.0)
+    return [*found, paused]
 
 
 def _sizes_of(memory: object) -> list[tuple[str, float]]:

@@ -12,6 +12,7 @@ process; it only checks whether the recorded one still lives.
     ROOT/logs/              the daemon's log, and one file per engine
     ROOT/models/            model files that `pull` fetched
     ROOT/responses/         responses of /v1/responses, kept for a day
+    ROOT/batches/           uploaded files and batches, a folder per key
 """
 
 import errno
@@ -92,6 +93,11 @@ class Root:
     def responses(self) -> Path:
         """Responses that are kept for their callers."""
         return self.path / "responses"
+
+    @property
+    def batches(self) -> Path:
+        """Uploaded files, and batches with their results."""
+        return self.path / "batches"
 
     @property
     def lock_file(self) -> Path:

@@ -11,6 +11,7 @@ from tempfile import TemporaryDirectory
 
 from support.eventually import eventually
 from support.peer import EnginePeer, Talk, chat_events, peer_listening, sse, stream_of
+from watchbill.batches.service import Batches
 from watchbill.catalog import Catalog, Device, EngineRules, Lane, Model, Server
 from watchbill.engines.base import Capabilities, DeathCallback, Endpoint, HostCallback, Warm
 from watchbill.engines.upstream import Deadlines, Upstream
@@ -146,6 +147,8 @@ class OpenGateway(GatewayClient):
         self.peer = peer
         self.engine = engine
         self.log = log
+        assert serving.gateway.batches is not None
+        self.batches = serving.gateway.batches
 
     @property
     def url(self) -> str:
@@ -220,12 +223,13 @@ async def open_gateway(
     server: Server | None = None,
     deadlines: Deadlines | None = None,
     catalog: Catalog = CATALOG,
+    root: Path | None = None,
 ) -> AsyncIterator[OpenGateway]:
-    """Opens a gateway with the real driver behind it, and closes both without a trace."""
+    """Opens a gateway with the real driver behind it, and closes both without a trace. A `root` that is given stays."""
     with TemporaryDirectory() as folder:
         async with (
             peer_listening(talk) as peer,
-            _opened(Path(folder), peer, server or Server(), deadlines, catalog) as opened,
+            _opened(root or Path(folder), peer, server or Server(), deadlines, catalog) as opened,
         ):
             yield opened
 
@@ -241,12 +245,15 @@ async def _opened(
         return engines[-1]
 
     journal = Journal(root, catalog.journal)
+    alerts = Alerts(catalog.alerts, journal.write)
+    batches = Batches(root / "batches", catalog.batches, note=journal.write, tell=alerts.raise_)
     parts = Parts(
         make_engine=make_engine,
         learned=LearnedSizes(catalog, Sizes(root)),
         root=root,
         journal=journal,
-        alerts=Alerts(catalog.alerts, journal.write),
+        alerts=alerts,
+        batches=batches.view,
         make_probe_loop=partial(ProbeLoop, probes=[PatientProbe(EmptyMachine())]),
     )
     driver = Driver(catalog, parts)
@@ -260,7 +267,9 @@ async def _opened(
         access_log=log.append,
         metrics=driver.metrics,
         responses=root / "responses",
+        batches=batches,
     )
+    await gateway.start_batches()
     opened = OpenGateway(await serve(gateway, "127.0.0.1", 0), driver, peer, engines[0], log)
     try:
         yield opened
@@ -268,6 +277,7 @@ async def _opened(
         for writer in opened.writers:
             writer.transport.abort()
         await opened.serving.close(grace_ms=200)
+        await batches.close()
         await driver.close()
         await upstream.close()
         journal.close()

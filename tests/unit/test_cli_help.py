@@ -27,6 +27,7 @@ SUB_COMMANDS = {
         "approve", "cancel", "check", "deny", "graph", "list", "logs", "resume", "retry", "simulate", "status",
         "submit", "wait",
     ),
+    "batch": ("cancel", "list", "results", "status", "submit"),
     "corpus": ("check", "count", "read", "repair", "tail"),
 }  # fmt: skip
 PAGES = [

@@ -41,7 +41,7 @@ SETTINGS = settings(
     suppress_health_check=list(HealthCheck),
 )
 #: Addresses of other protocols.
-FOREIGN = re.compile(r"/$|/v1/(?!responses)|/api/|/rerank$|/lane/|/\{tail")
+FOREIGN = re.compile(r"/$|/v1/(?!responses|files|batches|messages/batches)|/api/|/rerank$|/lane/|/\{tail")
 #: Nobody waits long here, so that a load that is refused is refused in time.
 BRIEF = replace(
     CATALOG,

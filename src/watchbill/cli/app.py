@@ -42,6 +42,7 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
         "requests": ("watchbill.cli.queries:requests", "List the open requests."),
         "explain": ("watchbill.cli.queries:explain", "Say what a model or a request waits for, and why."),
         "cancel": ("watchbill.cli.actions:cancel", "Cancel a request, whether it waits or runs."),
+        "batch": ("watchbill.cli.batch:app", "Have a file of requests answered in idle time."),
     },
     "Planning": {
         "plan": ("watchbill.cli.plan:app", "Check, draw, submit and follow plans."),

@@ -6,11 +6,12 @@ Imports nothing outside the standard library but Watchbill's lowest layers: `sta
 """
 
 import http.client
+import itertools
 import json
 import os
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
-from typing import NamedTuple, cast
+from typing import BinaryIO, NamedTuple, cast
 from urllib.parse import quote, urlsplit
 
 from watchbill.blocking_http import connect, reason_of
@@ -20,12 +21,15 @@ from watchbill.limits import (
     CLI_ANSWER_TIMEOUT_S,
     CLI_LINE_BYTES_MAX,
     CLI_STREAM_SILENCE_S,
+    FILE_PIECE_BYTES,
 )
 from watchbill.root import Root, find_root
 
 __all__ = ["DEFAULT_URL", "Address", "Client", "DaemonRefused", "find_address", "quoted"]
 
 DEFAULT_URL = "http://127.0.0.1:8470"
+#: Between the parts of a form; lines of JSON do not have it.
+_BOUNDARY = "watchbill-6b1f0d5e9c7a4c3f"
 
 
 class DaemonRefused(TheirsError):
@@ -114,6 +118,39 @@ class Client:
         """Deletes, and returns the answer's body, unchanged."""
         return self._call("DELETE", path, None, CLI_ANSWER_TIMEOUT_S)
 
+    def upload(self, path: str, file: BinaryIO, size: int, fields: Mapping[str, str]) -> bytes:
+        """Posts a form with a file of `size` bytes, piece by piece, and returns the answer's body, unchanged."""
+        connection = self._connect(CLI_STREAM_SILENCE_S)
+        try:
+            with self._translated():
+                head, tail = _form_around(fields)
+                headers = self._headers() | {
+                    "Content-Type": f"multipart/form-data; boundary={_BOUNDARY}",
+                    "Content-Length": str(len(head) + size + len(tail)),
+                }
+                body = itertools.chain([head], _pieces_of(file, size), [tail])
+                connection.request("POST", self._prefix + path, body, headers)
+                answer = connection.getresponse()
+                content = _read(answer)
+                if answer.status >= 400:
+                    raise self._refusal(answer, content)
+                return content
+        finally:
+            connection.close()
+
+    @contextmanager
+    def download(self, path: str) -> Generator[Iterator[bytes]]:
+        """Opens an answer of any size, piece by piece."""
+        connection = self._connect(CLI_STREAM_SILENCE_S)
+        try:
+            with self._translated():
+                answer = self._send(connection, "GET", path, None)
+                if answer.status >= 400:
+                    raise self._refusal(answer, _read(answer))
+            yield self._pieces(answer)
+        finally:
+            connection.close()
+
     @contextmanager
     def stream(self, method: str, path: str, body: object = None) -> Generator[Iterator[str]]:
         """Opens an answer that arrives line by line. Leaving the block hangs up, which cancels the work."""
@@ -165,15 +202,27 @@ class Client:
                 return
             yield line.decode("utf-8", "replace").rstrip("\r\n")
 
+    def _pieces(self, answer: http.client.HTTPResponse) -> Iterator[bytes]:
+        while True:
+            with self._translated():
+                piece = answer.read(FILE_PIECE_BYTES)
+            if not piece:
+                return
+            yield piece
+
+    def _headers(self) -> dict[str, str]:
+        headers = {"Accept": "application/json", "Connection": "close"}
+        if self._key and not self._is_withheld:
+            headers["Authorization"] = f"Bearer {self._key}"
+        return headers
+
     def _connect(self, timeout_s: float) -> http.client.HTTPConnection:
         return connect(self._host, self._port, is_tls=self._tls, timeout_s=timeout_s)
 
     def _send(
         self, connection: http.client.HTTPConnection, method: str, path: str, body: object
     ) -> http.client.HTTPResponse:
-        headers = {"Accept": "application/json", "Connection": "close"}
-        if self._key and not self._is_withheld:
-            headers["Authorization"] = f"Bearer {self._key}"
+        headers = self._headers()
         content = None
         if body is not None:
             headers["Content-Type"] = "application/json"
@@ -207,6 +256,25 @@ class Client:
     def _hint(self, *words: str) -> str:
         """A command for the root whose daemon this is."""
         return (self._root or find_root()).command(*words)
+
+
+def _form_around(fields: Mapping[str, str]) -> tuple[bytes, bytes]:
+    """What comes before and after the file of a form."""
+    part = f"--{_BOUNDARY}\r\nContent-Disposition: form-data; name="
+    texts = "".join(
+        f'{part}"{name}"\r\n\r\n{value}\r\n' for name, value in fields.items() if name != "filename"
+    )
+    shown = "".join(letter if letter.isalnum() or letter in "._-" else "_" for letter in fields["filename"])
+    head = f'{texts}{part}"file"; filename="{shown}"\r\n\r\n'
+    return head.encode(), f"\r\n--{_BOUNDARY}--\r\n".encode()
+
+
+def _pieces_of(file: BinaryIO, size: int) -> Iterator[bytes]:
+    """Exactly so many bytes of a file; one that was cut meanwhile is filled with newlines."""
+    while size > 0:
+        piece = file.read(min(size, FILE_PIECE_BYTES)) or b"\n" * min(size, FILE_PIECE_BYTES)
+        size -= len(piece)
+        yield piece
 
 
 def parse(content: bytes) -> object:

@@ -118,6 +118,8 @@ def draw_status(status: Fields, address: str, root: Root, terminal: Terminal) ->
         lines += ["", *_draw_programs(programs, terminal)]
     if spools := fields(status.get("spools")):
         lines += ["", *_draw_spools(spools, terminal)]
+    if told := _tell_batches(fields(status.get("batches"))):
+        lines += ["", terminal.mark(told, "yellow") if fields(status.get("batches")).get("paused") else told]
     if turns := _draw_turns(status):
         lines += ["", *turns]
     if alerts := rows_of(status.get("alerts"), "alerts"):
@@ -364,6 +366,16 @@ def _draw_programs(programs: Fields, terminal: Terminal) -> list[str]:
         state = f"pid {figure(pid)}" if pid is not None else f"down: {plain(told.get('last_end'))}"
         rows.append([plain(name), state, str(figure(told.get("starts")))])
     return terminal.table([Column("program"), Column("state"), Column("starts", right=True)], rows)
+
+
+def _tell_batches(batches: Fields) -> str:
+    """One line while there is any work; nothing otherwise."""
+    if not figure(batches.get("open")):
+        return ""
+    waiting, running = figure(batches.get("waiting")), figure(batches.get("running"))
+    told = f"batches: {figure(batches.get('open'))} open, {waiting} lines wait, {running} are asked"
+    paused = batches.get("paused")
+    return f"{told}; paused: {plain(paused).replace('_', ' ')}" if paused else told
 
 
 def _draw_spools(spools: Fields, terminal: Terminal) -> list[str]:

@@ -12,6 +12,7 @@ from pathlib import Path
 from pydantic import Field
 
 from watchbill.catalog import Catalog
+from watchbill.config.batches import BatchesTable, build_batches, check_batches
 from watchbill.config.checks import Draft, Wrong
 from watchbill.config.devices import DeviceTable, build_device, check_devices, settle_devices
 from watchbill.config.engines import EngineTable, build_engines, check_engines
@@ -71,6 +72,7 @@ class Document(Table):
     journal: JournalTable = Field(default=JournalTable(), description="Where decisions are written down.")
     alerts: AlertsTable = Field(default=AlertsTable(), description="Where alerts go.")
     spool: dict[PlainName, SpoolTable] = Field(default={}, description="Durable queues of plain files.")
+    batches: BatchesTable = Field(default=BatchesTable(), description="Bounds of uploaded files and batches.")
     process: dict[PlainName, ProcessTable] = Field(default={}, description="Types of work for POST /process.")
     fleet: FleetTable = Field(default=FleetTable(), description="The folder that plans are run from.")
     coordinator: CoordinatorTable | None = Field(default=None, description="The coordinator that `up` runs.")
@@ -134,6 +136,7 @@ def check_sections(document: Document, draft: Draft) -> Iterator[Wrong]:
     yield from check_policy(document.policy, draft)
     yield from check_epochs(document.epochs, draft)
     yield from check_spools(document.spool, draft)
+    yield from check_batches(document.batches, draft)
     yield from check_fleet(document.fleet, document.agents, draft)
     yield from check_tiers(document.tiers, document.routing, document.models, draft)
 
@@ -159,6 +162,7 @@ def build(document: Document, base: Path, environment: Mapping[str, str]) -> Cat
         journal=build_journal(document.journal, base),
         alerts=build_alerts(document.alerts),
         spools={name: build_spool(name, table, base) for name, table in document.spool.items()},
+        batches=build_batches(document.batches),
         process={name: build_process_type(name, table) for name, table in document.process.items()},
         fleet=build_fleet(document.fleet, document.coordinator, document.agents, base),
         tiers={name: build_tier(name, table) for name, table in document.tiers.items()},

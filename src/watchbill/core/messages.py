@@ -515,6 +515,9 @@ class JournalEvent(StrEnum):
     ROTATION_FAILED = "rotation_failed"
     EPOCH = "epoch"
     EPOCH_END = "epoch_end"
+    BATCH = "batch"  # a batch was accepted
+    BATCH_END = "batch_end"
+    BATCHES_RESUMED = "batches_resumed"  # after a pause, which was an alert
     RELOAD = "reload"  # the config changed
     PROTECTED = "protected"  # a protected process is back
     ALERT = "alert"

@@ -7,11 +7,17 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from watchbill.batches.batch import Dialect
+from watchbill.batches.service import Batches
 from watchbill.catalog import Server
 from watchbill.engines.upstream import Upstream
 from watchbill.errors import MethodNotAllowed, NotFound, TheirsError
 from watchbill.gateway.access import Access
 from watchbill.gateway.dialects.anthropic.messages import AnthropicApi
+from watchbill.gateway.dialects.batches.anthropic import AnthropicResults, MessageBatchesApi
+from watchbill.gateway.dialects.batches.files import FilesApi
+from watchbill.gateway.dialects.batches.lines import DriverModels, LineCalls
+from watchbill.gateway.dialects.batches.openai import BatchesApi, OpenAiResults
 from watchbill.gateway.dialects.ollama.admin import OllamaAdmin
 from watchbill.gateway.dialects.ollama.api import OllamaApi
 from watchbill.gateway.dialects.openai import OpenAiApi
@@ -55,6 +61,7 @@ class Gateway(Services):
         access_log: Callable[[str], None] | None = None,
         metrics: Metrics | None = None,
         responses: Path | None = None,
+        batches: Batches | None = None,
     ) -> None:
         super().__init__(driver, server, upstream or Upstream(), access_log=access_log, metrics=metrics)
         self._owns_upstream = upstream is None
@@ -64,6 +71,9 @@ class Gateway(Services):
         self._process = ProcessApi(self)
         self._anthropic = AnthropicApi(self)
         self._responses = ResponsesApi(self, responses)
+        self.batches = batches
+        self._files, self._batches = FilesApi(self, batches), BatchesApi(self, batches)
+        self._message_batches = MessageBatchesApi(self, batches)
         self._ollama = OllamaApi(self)
         self._ollama_admin = OllamaAdmin(self)
         self._passthrough = PassthroughApi(self)
@@ -76,10 +86,25 @@ class Gateway(Services):
         """How many streams of events are open."""
         return self._native.listeners
 
+    async def start_batches(self) -> None:
+        """Has the lines of batches answered, those that an earlier daemon left first."""
+        if self.batches is not None:
+            handlers = {
+                "/v1/chat/completions": self._openai.chat,
+                "/v1/completions": self._openai.completions,
+                "/v1/embeddings": self._openai.embeddings,
+                "/v1/responses": self._responses.create,
+                "/v1/messages": self._anthropic.messages,
+            }
+            shapes = {Dialect.OPENAI: OpenAiResults(), Dialect.ANTHROPIC: AnthropicResults()}
+            await self.batches.start(LineCalls(self, handlers), DriverModels(self.driver), shapes)
+
     async def drain(self, grace_ms: int, last_ms: int) -> None:
-        """As the services do; unloads that clients asked for are ended first."""
+        """As the services do; unloads that clients asked for, and lines of batches, are ended first."""
         self.closing.set()
         await self.unloading.close()
+        if self.batches is not None:
+            await self.batches.close()
         await super().drain(grace_ms, last_ms)
 
     async def close(self) -> None:
@@ -102,7 +127,7 @@ class Gateway(Services):
 
     def _addresses(self) -> list[Route]:
         own, v1, api = self._native, self._openai, self._ollama
-        lending, loans, responses = self._maintenance, self._loans, self._responses
+        lending, loans = self._maintenance, self._loans
         return [
             ("GET", "/health", Access.OPEN, own.health),
             ("GET", "/ready", Access.OPEN, own.ready),
@@ -127,12 +152,6 @@ class Gateway(Services):
             ("POST", "/v1/chat/completions", Access.KEY, v1.chat),
             ("POST", "/v1/completions", Access.KEY, v1.completions),
             ("POST", "/v1/embeddings", Access.KEY, v1.embeddings),
-            ("POST", "/v1/responses", Access.KEY, responses.create),
-            ("POST", "/v1/responses/input_tokens", Access.KEY, responses.count),
-            ("GET", "/v1/responses/{id}", Access.KEY, responses.retrieve),
-            ("DELETE", "/v1/responses/{id}", Access.KEY, responses.delete),
-            ("POST", "/v1/responses/{id}/cancel", Access.KEY, responses.cancel),
-            ("GET", "/v1/responses/{id}/input_items", Access.KEY, responses.input_items),
             *(("POST", path, Access.KEY, self._passthrough.at(path)) for path in PASSED),
             *(("POST", path, Access.KEY, self._passthrough.form_at(path)) for path in PASSED_FORMS),
             ("GET", "/v1/models", Access.KEY, v1.models),
@@ -140,6 +159,7 @@ class Gateway(Services):
             ("POST", "/process", Access.KEY, self._process.process),
             ("POST", "/v1/messages", Access.KEY, self._anthropic.messages),
             ("POST", "/v1/messages/count_tokens", Access.KEY, self._anthropic.count_tokens),
+            *self._kept_addresses(),
             ("GET", "/", Access.OPEN, api.root),
             ("GET", "/api/version", Access.KEY, api.version),
             ("GET", "/api/tags", Access.KEY, api.tags),
@@ -151,6 +171,34 @@ class Gateway(Services):
             ("POST", "/api/embeddings", Access.KEY, api.embeddings),
             *(("POST", path, Access.ADMIN, self._ollama_admin.at(path)) for path in FORWARDED),
             ("DELETE", "/api/delete", Access.ADMIN, self._ollama_admin.at("/api/delete")),
+        ]
+
+    def _kept_addresses(self) -> list[Route]:
+        """Where something is kept for its caller."""
+        responses, files = self._responses, self._files
+        batches, message_batches = self._batches, self._message_batches
+        return [
+            ("POST", "/v1/responses", Access.KEY, responses.create),
+            ("POST", "/v1/responses/input_tokens", Access.KEY, responses.count),
+            ("GET", "/v1/responses/{id}", Access.KEY, responses.retrieve),
+            ("DELETE", "/v1/responses/{id}", Access.KEY, responses.delete),
+            ("POST", "/v1/responses/{id}/cancel", Access.KEY, responses.cancel),
+            ("GET", "/v1/responses/{id}/input_items", Access.KEY, responses.input_items),
+            ("POST", "/v1/files", Access.KEY, files.upload),
+            ("GET", "/v1/files", Access.KEY, files.listed),
+            ("GET", "/v1/files/{id}", Access.KEY, files.retrieve),
+            ("GET", "/v1/files/{id}/content", Access.KEY, files.content),
+            ("DELETE", "/v1/files/{id}", Access.KEY, files.delete),
+            ("POST", "/v1/batches", Access.KEY, batches.create),
+            ("GET", "/v1/batches", Access.KEY, batches.listed),
+            ("GET", "/v1/batches/{id}", Access.KEY, batches.retrieve),
+            ("POST", "/v1/batches/{id}/cancel", Access.KEY, batches.cancel),
+            ("POST", "/v1/messages/batches", Access.KEY, message_batches.create),
+            ("GET", "/v1/messages/batches", Access.KEY, message_batches.listed),
+            ("GET", "/v1/messages/batches/{id}", Access.KEY, message_batches.retrieve),
+            ("DELETE", "/v1/messages/batches/{id}", Access.KEY, message_batches.delete),
+            ("POST", "/v1/messages/batches/{id}/cancel", Access.KEY, message_batches.cancel),
+            ("GET", "/v1/messages/batches/{id}/results", Access.KEY, message_batches.results),
         ]
 
     # ------------------------------------------------------------------ serving

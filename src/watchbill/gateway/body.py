@@ -142,12 +142,8 @@ class Bodies:
         """The whole body. The bounds of its key, and of all bodies, are checked before it is received.
 
         Raises TooLarge, ReceiptTimeout, UnsupportedMedia, RequestError, LaneFull, Overloaded."""
-        request, key = context.request, context.key
-        if key is not None and key.is_bounded and context.metered is None:
-            context.metered = self._meters.enter(key)
-        headers = request.headers
-        if "content-encoding" in headers and headers["content-encoding"].lower() != "identity":
-            raise UnsupportedMedia("compressed requests are not accepted; send the JSON as it is")
+        request = context.request
+        self._admit(context)
         if not request.is_whole:
             return await self._receive(context)
         body = b"".join(
@@ -159,6 +155,31 @@ class Bodies:
             raise TooLarge(f"the body exceeds {self._one_max} bytes")
         self._count(context, size, size)
         return body
+
+    async def pieces(self, context: Holder, receipt_ms: int) -> AsyncGenerator[bytes]:
+        """The body as it arrives, for a reader that holds none of it; so it is neither counted nor bounded here.
+
+        Raises ReceiptTimeout, UnsupportedMedia, RequestError, LaneFull."""
+        self._admit(context)
+        loop = asyncio.get_running_loop()
+        end = loop.time() + receipt_ms / 1000
+        while True:
+            try:
+                async with asyncio.timeout_at(min(end, loop.time() + BODY_SILENCE_MS / 1000)):
+                    piece = await context.request.more()
+            except TimeoutError:
+                raise ReceiptTimeout("the body did not arrive in time") from None
+            if not piece:
+                return
+            yield piece
+
+    def _admit(self, context: Holder) -> None:
+        """Raises UnsupportedMedia, and LaneFull when the key has used up a bound."""
+        key, headers = context.key, context.request.headers
+        if key is not None and key.is_bounded and context.metered is None:
+            context.metered = self._meters.enter(key)
+        if "content-encoding" in headers and headers["content-encoding"].lower() != "identity":
+            raise UnsupportedMedia("compressed requests are not accepted; send the JSON as it is")
 
     async def _receive(self, context: Holder) -> bytearray:
         request, limit = context.request, self._one_max

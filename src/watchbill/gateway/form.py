@@ -1,22 +1,25 @@
-"""Forms with files (multipart/form-data): taken apart to find out which model is meant, and put together again.
+"""Forms with files (multipart/form-data): taken apart, whole or as they arrive, and put together again.
 
-Does no I/O. Strict where a sloppy reading could differ from the engine's: every part has one name, a field that we
-act on is given once, and the body ends where its boundary says. Files pass byte for byte, and are not copied: a form
-may be as large as a body, so it is looked through in windows, with the event loop in between, and everything else about
-it is bounded before it is looked at.
+A form that is passed on is taken apart whole, to find out which model is meant (`parse_form`). One whose file goes to
+the disk is taken apart as it arrives (`FormReader`), by the same rules. Does no I/O. Strict where a sloppy reading
+could differ from the engine's: every part has one name, a field that we act on is given once, and the body ends where
+its boundary says. Files pass byte for byte, and are not copied: a form may be as large as a body, so it is looked
+through in windows, with the event loop in between, and everything else about it is bounded before it is looked at.
 """
 
 import asyncio
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from email.message import Message
+from enum import Enum
 from typing import cast
 
 from watchbill.errors import RequestError, UnsupportedMedia
 from watchbill.gateway.lifting import Piece
 from watchbill.limits import JSON_WINDOW_BYTES
 
-__all__ = ["Form", "Part", "parse_form"]
+__all__ = ["Content", "Form", "FormReader", "Part", "PartHead", "parse_form"]
 
 #: A form of an audio request has about ten parts.
 FORM_PARTS_MAX = 64
@@ -40,6 +43,22 @@ class Part:
     head: bytes
     content: Piece
     is_file: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PartHead:
+    """What the headers of a part say."""
+
+    name: str
+    filename: str
+    is_file: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """A piece of the content of the part whose head came last."""
+
+    piece: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +94,99 @@ class Form:
             pieces += (b"--%b\r\n%b\r\n\r\n" % (self.boundary.encode(), part.head), content, b"\r\n")
         pieces.append(b"--%b--\r\n" % self.boundary.encode())
         return cast("list[bytes]", pieces)  # who writes them to a socket takes views as well
+
+
+class _At(Enum):
+    """Where a reader is."""
+
+    BOUNDARY = "boundary"  # the first one
+    AFTER = "after"  # right behind a boundary
+    HEAD = "head"
+    CONTENT = "content"
+    END = "end"
+
+
+class FormReader:
+    """Takes a form apart as it arrives. `finish` says whether it was whole."""
+
+    def __init__(self, content_type: str) -> None:
+        """Raises UnsupportedMedia for another kind of body, RequestError for one without a boundary."""
+        self._line = b"\r\n--" + _boundary(content_type).encode()
+        self._held = bytearray(b"\r\n")  # the first boundary has no line before it
+        self._at = _At.BOUNDARY
+        self._parts = 0
+
+    def feed(self, piece: bytes) -> Iterator[PartHead | Content]:
+        """The heads of parts, and the pieces of their contents. Raises RequestError for a broken form."""
+        self._held += piece
+        while True:
+            before = self._at, len(self._held)
+            if self._at is _At.BOUNDARY:
+                self._begin()
+            elif self._at is _At.AFTER:
+                self._choose()
+            elif self._at is _At.HEAD:
+                if (head := self._head()) is not None:
+                    yield head
+            elif self._at is _At.CONTENT:
+                if content := self._content():
+                    yield Content(content)
+            elif len(self._held) > FORM_END_BYTES_MAX or self._held.strip(b" \t\r\n"):
+                raise _unbounded()
+            if before == (self._at, len(self._held)):
+                return
+
+    def finish(self) -> None:
+        """The body is over. Raises RequestError when the form is not."""
+        if self._at is not _At.END:
+            raise _unbounded()
+
+    def _begin(self) -> None:
+        if len(self._held) >= len(self._line):
+            if not self._held.startswith(self._line):
+                raise _unbounded()
+            del self._held[: len(self._line)]
+            self._at = _At.AFTER
+
+    def _choose(self) -> None:
+        if len(self._held) < 2:
+            return
+        follows = bytes(self._held[:2])
+        if follows == b"--":
+            self._at = _At.END
+        elif follows == b"\r\n":
+            self._at = _At.HEAD
+            self._parts += 1
+        else:
+            raise _unbounded()
+        if self._parts > FORM_PARTS_MAX:
+            raise RequestError(f"the form has more than {FORM_PARTS_MAX} parts")
+        del self._held[:2]
+
+    def _head(self) -> PartHead | None:
+        blank = self._held.find(b"\r\n\r\n", 0, FORM_HEAD_BYTES_MAX + 4)
+        if blank < 0:
+            if len(self._held) > FORM_HEAD_BYTES_MAX:
+                raise RequestError(
+                    f"the headers of a part of the form have more than {FORM_HEAD_BYTES_MAX} bytes"
+                )
+            return None
+        head = _read_head(bytes(self._held[:blank]))
+        del self._held[: blank + 4]
+        self._at = _At.CONTENT
+        return head
+
+    def _content(self) -> bytes:
+        cut = self._held.find(self._line)
+        if cut >= 0:
+            content = bytes(self._held[:cut])
+            del self._held[: cut + len(self._line)]
+            self._at = _At.AFTER
+            return content
+        sure = max(0, len(self._held) - len(self._line) + 1)  # a boundary may lie across two pieces
+        content = bytes(self._held[:sure])
+        del self._held[:sure]
+        return content
 
 
 async def parse_form(body: bytes | bytearray, content_type: str) -> Form:
@@ -132,6 +244,11 @@ def _part(body: bytes | bytearray, begin: int, end: int) -> Part:
     if blank <= begin or not body.startswith(b"\r\n", begin):
         raise _undisposed()
     head = bytes(body[begin + 2 : blank])
+    said = _read_head(head)
+    return Part(said.name, head, memoryview(body)[blank + 4 : end], said.is_file)
+
+
+def _read_head(head: bytes) -> PartHead:
     try:
         parameters = _parameters(_disposition(head).decode())
     except UnicodeDecodeError:
@@ -140,7 +257,7 @@ def _part(body: bytes | bytearray, begin: int, end: int) -> Part:
     if not name or "name*" in parameters:
         raise RequestError("a part of the form has no name, or two")
     is_file = any(each.startswith("filename") for each in parameters)
-    return Part(name, head, memoryview(body)[blank + 4 : end], is_file)
+    return PartHead(name, parameters.get("filename", ""), is_file)
 
 
 def _disposition(head: bytes) -> bytes:

@@ -7,6 +7,7 @@ is counted; a number out of range is refused.
 """
 
 from collections.abc import Iterable, Mapping
+from typing import cast
 
 import msgspec
 
@@ -14,11 +15,27 @@ from watchbill.catalog import LOCAL_SITE, ApiKey, Catalog, Reach
 from watchbill.errors import RequestError, UnitError
 from watchbill.gateway.http.messages import MAIN_DOOR, Door
 from watchbill.gateway.request_context import RequestContext
-from watchbill.limits import CHOICES_MAX, CONTEXT_TOKENS_MAX, DURATION_MS_MAX, REQUEST_ID_CHARS_MAX
+from watchbill.limits import (
+    CHOICES_MAX,
+    CONTEXT_TOKENS_MAX,
+    DURATION_MS_MAX,
+    METADATA_MAX,
+    METADATA_NAME_CHARS_MAX,
+    METADATA_VALUE_CHARS_MAX,
+    REQUEST_ID_CHARS_MAX,
+)
 from watchbill.runtime.ticket import Submission
 from watchbill.units import parse_millis
 
-__all__ = ["RANGES", "CallerOptions", "Range", "check_ranges", "read_companions", "split_alias"]
+__all__ = [
+    "RANGES",
+    "CallerOptions",
+    "Range",
+    "check_ranges",
+    "read_companions",
+    "read_metadata",
+    "split_alias",
+]
 
 _HEADERS = tuple(
     f"x-watchbill-{name}"
@@ -90,6 +107,23 @@ def split_alias(model: str, catalog: Catalog) -> tuple[str, str | None]:
     if lane in catalog.lanes and catalog.find_model(model) is None and catalog.find_model(base):
         return base, lane
     return model, None
+
+
+def read_metadata(metadata: object) -> dict[str, str] | None:
+    """A caller's own notes about something that is kept for it. Raises RequestError."""
+    if metadata is None:
+        return None
+    pairs = cast("Mapping[str, object]", metadata) if isinstance(metadata, dict) else None
+    if pairs is None or len(pairs) > METADATA_MAX:
+        raise RequestError(f"metadata must be an object of at most {METADATA_MAX} texts")
+    for name, value in pairs.items():
+        is_short = len(name) <= METADATA_NAME_CHARS_MAX
+        if not is_short or not isinstance(value, str) or len(value) > METADATA_VALUE_CHARS_MAX:
+            raise RequestError(
+                f"metadata has names of at most {METADATA_NAME_CHARS_MAX} characters and texts of at most "
+                f"{METADATA_VALUE_CHARS_MAX}"
+            )
+    return cast("dict[str, str]", pairs)
 
 
 class CallerOptions:

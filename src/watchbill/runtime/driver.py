@@ -85,6 +85,7 @@ class Parts:
     recorder: Recorder = field(default_factory=Recorder)
     spools: Callable[[], Mapping[str, object]] = dict  # their part of `status`
     programs: Callable[[], Mapping[str, object]] = dict  # the same for what runs beside the daemon
+    batches: Callable[[], Mapping[str, object] | None] = lambda: None  # the same for files and batches
 
 
 class Driver:
@@ -298,7 +299,7 @@ class Driver:
         turns = {"rotation": rotation_view(core, now), "epochs": epochs_view(core, now)}
         engines = self._engines.view(core.state.silent, core.state.ledger.places)
         told = {"engines": engines, "alerts": self._parts.alerts.recent()}
-        return known | policy_view(core) | turns | told | beside
+        return known | policy_view(core) | turns | told | beside | {"batches": self._parts.batches()}
 
     def model_status(self, name: str, /) -> ModelStatus:
         """The status of a model of the config."""

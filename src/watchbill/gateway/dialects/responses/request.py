@@ -6,7 +6,7 @@ OpenAI are left out, because OpenAI's own clients offer them to every model.
 """
 
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import cast
 
@@ -14,12 +14,8 @@ from watchbill.errors import RequestError
 from watchbill.gateway.body import encode
 from watchbill.gateway.dialects.responses.items import as_messages, input_items
 from watchbill.gateway.dialects.responses.treatment import FIELDS, INCLUDES, Treatment
-from watchbill.limits import (
-    CONTEXT_TOKENS_MAX,
-    METADATA_MAX,
-    METADATA_NAME_CHARS_MAX,
-    METADATA_VALUE_CHARS_MAX,
-)
+from watchbill.gateway.options import read_metadata
+from watchbill.limits import CONTEXT_TOKENS_MAX
 
 __all__ = ["Asked", "as_chat", "estimate_tokens", "fitting", "read"]
 
@@ -90,7 +86,7 @@ def read(body: Fields, *, counting: bool = False) -> Asked:
         raise RequestError("a response is streamed or made in the background; ask for one of the two")
     included = _included(given.get("include"))
     _check_limits(given)
-    _check_metadata(given.get("metadata"))
+    read_metadata(given.get("metadata"))
     token, previous = secrets.token_hex(16), given.get("previous_response_id")
     if not isinstance(previous, str | None):
         raise RequestError("previous_response_id must be a text")
@@ -188,21 +184,6 @@ def _check_limits(given: Fields) -> None:
 
 def _is_whole(value: object, low: int, high: int) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
-
-
-def _check_metadata(metadata: object) -> None:
-    if metadata is None:
-        return
-    pairs = cast("Mapping[str, object]", metadata) if isinstance(metadata, dict) else None
-    if pairs is None or len(pairs) > METADATA_MAX:
-        raise RequestError(f"metadata must be an object of at most {METADATA_MAX} texts")
-    for name, value in pairs.items():
-        is_short = len(name) <= METADATA_NAME_CHARS_MAX
-        if not is_short or not isinstance(value, str) or len(value) > METADATA_VALUE_CHARS_MAX:
-            raise RequestError(
-                f"metadata has names of at most {METADATA_NAME_CHARS_MAX} characters and texts of at most "
-                f"{METADATA_VALUE_CHARS_MAX}"
-            )
 
 
 def _instructions(instructions: object) -> str:

@@ -1,0 +1,79 @@
+"""How the worker asks: what it needs of whoever answers a line, without knowing who that is."""
+
+from typing import Protocol
+
+import msgspec
+
+from watchbill.batches.batch import Answered, Batch
+
+__all__ = ["Ask", "LineCall", "Models", "NotNow", "Question", "Reply", "Shape"]
+
+
+class Question(msgspec.Struct, frozen=True):
+    """A line of a batch, to be answered as its address would answer it."""
+
+    owner: str
+    url: str
+    body: bytes
+
+
+class Reply(msgspec.Struct, frozen=True):
+    """An answer, or a refusal for good."""
+
+    status: int
+    request: str  # the id under which it was served
+    body: bytes
+
+
+class NotNow(Exception):
+    """The line is not answered yet, and is asked again. A failure counts against its attempts; a wait does not."""
+
+    def __init__(self, failure: Reply | None, again_ms: int) -> None:
+        super().__init__("not now")
+        self.failure = failure
+        self.again_ms = again_ms
+
+
+class LineCall(Protocol):
+    """A line that is being asked."""
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether its turn is still to come: nothing is lost when it is withdrawn."""
+        ...
+
+    async def reply(self) -> Reply:
+        """The answer. Raises NotNow."""
+        ...
+
+
+class Ask(Protocol):
+    """Whoever answers lines."""
+
+    def begin(self, question: Question) -> LineCall:
+        """A call that has not been made; `reply` makes it."""
+        ...
+
+
+class Models(Protocol):
+    """What the worker knows of models."""
+
+    def resolve(self, name: str) -> str:
+        """The model that a name means; empty where nobody knows it."""
+        ...
+
+    def slots(self, name: str) -> int:
+        """How many lines of a model make sense at once."""
+        ...
+
+    def is_warm(self, name: str) -> bool:
+        """Whether a model is in memory, or needs none."""
+        ...
+
+
+class Shape(Protocol):
+    """The form of a dialect's results."""
+
+    def line(self, batch: Batch, number: int, custom_id: str, answer: Answered | None) -> tuple[bytes, bool]:
+        """A line of a results file, and whether it belongs to the errors. None: the line was never answered."""
+        ...

@@ -1,0 +1,55 @@
+"""Results: the answers to all lines of a batch, in the order of the lines, as one or two files. Blocks."""
+
+import contextlib
+import os
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
+
+from watchbill.batches.asking import Shape
+from watchbill.batches.batch import Batch
+from watchbill.batches.lines import LineIndex, decode_line, read_line
+from watchbill.batches.record import AnswerPlaces
+from watchbill.files.atomic import PRIVATE_MODE, make_folder, open_regular, writing
+
+__all__ = ["Results", "write_results"]
+
+
+class Results(NamedTuple):
+    """The sizes of the drafts; 0 for one that is not needed and not there."""
+
+    output: int
+    errors: int
+
+
+def write_results(
+    batch: Batch,
+    source: Path,
+    index: LineIndex,
+    answers: AnswerPlaces,
+    *,
+    shape: Shape,
+    drafts: tuple[Path, Path],
+) -> Results:
+    """Writes the drafts of the output and of the errors, durably. Raises OSError."""
+    make_folder(drafts[0].parent)
+    fd = open_regular(source)
+    try:
+        with contextlib.ExitStack() as stack:
+            output, errors = (stack.enter_context(writing(draft, mode=PRIVATE_MODE)) for draft in drafts)
+            for number in range(len(index)):
+                custom_id = decode_line(read_line(fd, index, number)).custom_id
+                line, is_error = shape.line(batch, number, custom_id, answers.get(number))
+                _put(errors if is_error else output, line)
+            sizes = Results(output.tell(), errors.tell())
+    finally:
+        os.close(fd)
+        answers.close()
+    for draft, size in zip(drafts, sizes, strict=True):
+        if not size:
+            draft.unlink(missing_ok=True)
+    return sizes
+
+
+def _put(file: BinaryIO, line: bytes) -> None:
+    file.write(line)
+    file.write(b"\n")
