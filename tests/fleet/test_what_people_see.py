@@ -274,6 +274,8 @@ def test_a_narrow_terminal_is_wide_enough_for_every_table() -> None:
         ]
     ]
     assert max(map(len, terminal.table(columns, rows))) <= 40
+    names = [line.split()[0] for line in Terminal(environment={"COLUMNS": "60"}).table(columns, rows)]
+    assert names == ["task", "transcribe_the_long_one"], "what names the row is cut last"
 
 
 def test_the_time_between_an_end_and_a_resume_is_not_counted() -> None:

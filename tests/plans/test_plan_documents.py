@@ -396,7 +396,7 @@ WRONG = {
         "schema",
         "Expecting value",
     ),
-    "name with blanks": ("### Do it all\n- command: ls", "### Do", "write ### do_it_all"),
+    "name with signs": ("### Do it; all\n- command: ls", "### Do", "write ### do_it_all"),
     "name with an item": ("### a_{ITEM.id}\n- **foreach**: x.json:y\n- command: ls", "### a_", "write ### a"),
     "name like a path": ("### ../../etc\n- command: ls", "### ..", "write ### etc"),
     "summary": ("### batch_summary\n- command: ls", "### batch", "another name"),

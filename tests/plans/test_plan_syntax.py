@@ -228,3 +228,37 @@ def test_a_command_that_cannot_be_parsed_fails_once_with_the_authors_line(tmp_pa
             told = said.stdout + said.stderr + (fleet.batch("p", batch) / "RUN_SUMMARY.md").read_text()
             assert f"line {line}: syntax error" in told, told
             assert "oom_score_adj" not in told
+
+
+# ------------------------------------------------------------------ titles and programs in other languages
+
+
+def test_a_title_in_words_is_a_name_and_dependencies_may_use_it() -> None:
+    """PLAN-01: numbered, in phases, with letters of any language; a dependency on an item, too."""
+    found = check(
+        "# P\n## Tasks\n### 1. Split Chapters\n- command: ls\n"
+        "### Phase 2: index chapter (slow)\n- command: `ls {ITEM.x}`\n- foreach: a.json\n- depends_on: Split Chapters\n"
+        "### Stage 3: Prüfen & Zählen\n- command: `ls {ITEM.x}`\n- foreach: a.json\n"
+        "- depends_on: Index chapter_{ITEM.id}\n"
+        "### end\n- command: ls\n- depends_on: Prüfen & Zählen, split_chapters\n"
+    )
+    assert found.is_right, found.findings.errors
+    wanted = {
+        "split_chapters": [], "index_chapter": ["split_chapters"], "prufen_zahlen": ["index_chapter"],
+        "end": ["prufen_zahlen", "split_chapters"],
+    }  # fmt: skip
+    assert {task.name: [each.name for each in task.depends_on] for task in found.plan.tasks} == wanted
+    assert sum("is called" in note.text for note in found.findings.notes) == 3
+
+
+HERE = "# P\n## Inputs\n- `day` (default: x)\n## Tasks\n### t\n- command:\n```bash\npython3 - <<'E'\n{TEXT}\nE\n```\n"
+
+
+def test_a_program_in_a_quoted_here_document_keeps_its_own_braces() -> None:
+    """PLAN-02: f-strings are no placeholders; what an input or Watchbill could fill is refused there."""
+    found = check(HERE.replace("{TEXT}", 'print(f"{n} {name}", {"a": 1})'))
+    assert found.is_right, found.findings.errors
+    assert 'print(f"{n} {name}"' in found.plan.commands["t"].script
+    for text in ('f"{day}"', 'f"{BATCH_PATH}"', 'f"{ITEM}"'):
+        [error] = check(HERE.replace("{TEXT}", text)).findings.errors
+        assert error.line == 9 and "quoted end word" in error.text

@@ -163,13 +163,17 @@ class Terminal:
         )
 
     def _squeeze(self, widths: list[int]) -> None:
-        """Shortens the widest columns, one character at a time, until the table fits."""
+        """Shortens the widest columns, one character at a time, until the table fits; the first one, which names the
+        row, after all others."""
         if self.width is None or not widths:
             return
         excess = sum(widths) + 2 * (len(widths) - 1) - self.width
-        while excess > 0 and max(widths) > _COLUMN_MIN:
-            widths[widths.index(max(widths))] -= 1
-            excess -= 1
+        for places in (range(1, len(widths)), range(1)):
+            while excess > 0 and (widest := max(places, key=widths.__getitem__, default=0)) in places:
+                if widths[widest] <= _COLUMN_MIN:
+                    break
+                widths[widest] -= 1
+                excess -= 1
 
     def _spelled(self, text: str) -> str:
         if not self._ascii:

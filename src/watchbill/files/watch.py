@@ -21,6 +21,7 @@ _IN_MODIFY = 0x02
 _IN_MOVED_TO = 0x80
 _IN_CREATE = 0x100
 _IN_CLOSE_WRITE = 0x08
+_IN_OVERFLOW = 0x4000
 _IN_IGNORED = 0x8000
 _IN_ONLYDIR = 0x01000000
 _EVENT = struct.Struct("iIII")
@@ -80,6 +81,10 @@ class Watch:
             self._drain(fd)
         return bool(ready)
 
+    def arrivals(self) -> set[str]:
+        """The folders in which something may have arrived since the last time, without waiting; "" is the main one."""
+        return self._drain(self._fd) if self._fd >= 0 else set()
+
     def wake(self) -> None:
         """End a `wait` in another thread."""
         with contextlib.suppress(BlockingIOError):  # a full pipe wakes as well
@@ -108,19 +113,25 @@ class Watch:
         self._names.add(name)
         return True
 
-    def _drain(self, fd: int) -> None:
+    def _drain(self, fd: int) -> set[str]:
+        """Take what a descriptor has to say; returns the folders of inotify's events."""
+        found: set[str] = set()
         try:
             data = os.read(fd, _READ_BYTES)
         except BlockingIOError:
-            return
+            return found
         if fd != self._fd:
-            return
+            return found
         offset = 0
         while offset + _EVENT.size <= len(data):
             number, mask, _, length = _EVENT.unpack_from(data, offset)
             offset += _EVENT.size + length
+            if mask & _IN_OVERFLOW:
+                return set(self._names)
+            found.add(self._watched.get(number, ""))
             if mask & _IN_IGNORED:  # the folder is gone
                 self._names.discard(self._watched.pop(number, ""))
+        return found
 
 
 def _libc() -> Any:

@@ -243,9 +243,10 @@ class Agent:
             asyncio.get_running_loop().add_reader(watch.fileno(), self._on_arrival)
 
     def _on_arrival(self) -> None:
-        if self._watch is not None:
-            self._watch.wait(0)
-        self._wake()
+        arrived = self._watch.arrivals() if self._watch is not None else set[str]()
+        self._work.set()
+        if places.SIGNALS in arrived:  # a care cycle looks at every process: not for each slip in the queue
+            self._care.set()
 
     def _stop_listening(self) -> None:
         if self._watch is not None:
@@ -290,8 +291,18 @@ class Agent:
         await self._round(desk, standing)
 
     async def _round(self, desk: Desk, standing: Standing | None) -> None:
+        """Report and claim. Where the queue is likely to have more, the next tasks run while the reports of the last
+        ones are synced."""
+        if standing is not None and self._finished and not self._found_nothing:
+            await self._report_and_claim(desk, deque(), standing)
+            standing = None
+        await self._report_and_claim(desk, self._finished, standing)
+
+    async def _report_and_claim(
+        self, desk: Desk, finished: deque[Finished], standing: Standing | None
+    ) -> None:
         setting, now_ms = self._setting(), _now_ms()
-        done = await self._files.do(lambda: desk.round(setting, self._finished, standing, now_ms))
+        done = await self._files.do(lambda: desk.round(setting, finished, standing, now_ms))
         for result in done.reported:
             self._count(result)
         for prepared in done.prepared:
@@ -304,8 +315,8 @@ class Agent:
                 done.has_later,
             )  # fmt: skip
             self._found_nothing = done.is_empty and not done.has_later
-        if not done.is_empty:
-            self._work.set()  # there may be more than fitted into one round
+        if done.was_cut or (not done.is_empty and (self._watch is None or self._watch.is_blind)):
+            self._work.set()  # there may be more that fits; whatever arrives later is heard
         if done.fault is not None:
             raise done.fault
 
@@ -349,6 +360,7 @@ class Agent:
         job, slip = prepared.job, prepared.slip
         if prepared.task_class is TaskClass.SCRIPT and not await self._memory.borrow(job.id, slip.vram_mb):
             await self._files.do(lambda: desk.give_back(prepared.name, _now_ms()))
+            self._work.set()  # something smaller may fit
             return
         self._running[job.id] = _Running(prepared, datetime.now(UTC))
         self._beat_soon()

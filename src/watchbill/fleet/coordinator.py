@@ -64,6 +64,9 @@ class Turn:
     dropped: int  # results whose token does not count
     next_at_ms: int | None
     batches: int  # that have not ended
+    has_more: bool = (
+        False  # there is something to do at once: files in the inbox, templates without dependencies
+    )
 
 
 class Coordinator:
@@ -189,7 +192,7 @@ class Coordinator:
         if now_ms >= self._beat_at_ms:
             self._beat(now_ms)
         self._dropped = 0
-        self._inbox.read(now_ms)
+        has_more = self._inbox.read(now_ms)
         self._judging.look_again(self._crowd, now_ms)
         for result in self._results.read():
             self._hear(result, now_ms)
@@ -201,8 +204,11 @@ class Coordinator:
         self._release(now_ms)
         self._end_batches(now_ms)
         self._draw(now_ms)
+        has_more |= any(fanout.not_before_ms <= now_ms for fanout in self._active.fanouts.values())
         written = self._finish(now_ms)
-        return Turn(written, self._dropped, self._active.lineup.next_at_ms, len(self._active.batches))
+        return Turn(
+            written, self._dropped, self._active.lineup.next_at_ms, len(self._active.batches), has_more
+        )
 
     def _finish(self, now_ms: int) -> int:
         """Write, look, act: in this order, and nothing is acted on that does not count."""

@@ -64,6 +64,7 @@ class Round:
     prepared: list[Prepared] = field(default_factory=list[Prepared])
     reported: list[Result] = field(default_factory=list[Result])
     is_empty: bool = True  # the queue had nothing that this agent may take now
+    was_cut: bool = False  # other slips may be taken at once: another agent was faster, or one was given back
     has_later: bool = False  # it has something that the agent leaves to others for a while
     fault: OSError | None = None  # of a claim that may or may not have been carried out
 
@@ -223,8 +224,10 @@ class Desk:
                 # Claimed or not: the next look tells. What was claimed before is not lost for it.
                 done.fault = error
                 break
+            taken = len(done.prepared)
             if is_claimed:
                 self._take(done, name, setting, now_ms)
+            done.was_cut = done.was_cut or len(done.prepared) == taken
 
     def _left_to_others(self, offered: list[str], standing: Standing, now_ms: int) -> set[str]:
         """The slips that this agent passes over for now: those it declined, and those that need a model which is not in

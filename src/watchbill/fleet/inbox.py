@@ -85,12 +85,14 @@ class Inbox:
 
     # ------------------------------------------------------------ in each turn
 
-    def read(self, now_ms: int) -> None:
-        """Obey what lies here. Raises StartAnew where only the next epoch can."""
+    def read(self, now_ms: int) -> bool:
+        """Obey what lies here; True where more lies here than fits into one turn. Raises StartAnew where only the next
+        epoch can."""
         listed = self._disk.names(places.INBOX)
         files = sorted(
             (_URGENCY[kind], name, kind) for name in listed if (kind := _kind_of(name)) is not None
         )
+        has_more = len(files) > limits.INBOX_PER_TURN_MAX
         for _, name, kind in files[: limits.INBOX_PER_TURN_MAX]:
             batch = name.removesuffix(f".{kind.value}")
             cancel = f"{batch}.{_Kind.CANCEL.value}"
@@ -103,6 +105,9 @@ class Inbox:
                 self._obey(name, kind, now_ms)
             elif f"{batch}.{_Kind.PLAN.value}" not in listed:
                 self._cancel(batch, name, now_ms)
+            else:  # its plan is opened in this turn, unless its journal cannot be read
+                has_more = has_more or batch not in self._active.left_alone
+        return has_more
 
     def _obey(self, name: str, kind: _Kind, now_ms: int) -> None:
         """Read a file and do what it says. One that makes no sense is put aside, with the reason."""

@@ -173,7 +173,7 @@ class Service:
         while not self._stops:
             turn = brain.turn(_now_ms())
             self._clean()
-            if turn.entries == 0 or self._watch.is_blind:
+            if not turn.has_more:
                 self._watch.wait(self._wait_ms(turn.batches, turn.next_at_ms) / 1000)
 
     @staticmethod

@@ -159,6 +159,7 @@ class _Parser:
         self._parameters: dict[Placeholder, int] = {}  # in the order of their numbers
         self._offsets: dict[Placeholder, int] = {}
         self._refusals: dict[tuple[int, str], Refusal] = {}
+        self._left_alone: list[tuple[int, Placeholder]] = []
         self._simple: list[tuple[Word, ...]] = []
         self._calculated: list[Placeholder] = []
         self._is_certain = True
@@ -177,7 +178,7 @@ class _Parser:
         refusals = sorted(self._refusals.values(), key=lambda each: each.offset)
         offsets = tuple(self._offsets[place] for place in self._parameters)
         script = binding(len(self._parameters)) + "".join(self._out)
-        return Command(script, tuple(self._parameters), offsets, tuple(refusals))
+        return Command(script, tuple(self._parameters), offsets, tuple(refusals), tuple(self._left_alone))
 
     def _step(self) -> None:
         """Reads on by a few characters, as the innermost frame says."""
@@ -439,7 +440,11 @@ class _Parser:
             end, behind = self._here_end(start, word, cuts_tabs=cuts_tabs)
             if is_quoted:
                 for match in PLACEHOLDER.finditer(self._text, start, end):
-                    self._refuse_place(match.start(), Placeholder.of(match), _QUOTED_HERE)
+                    place = Placeholder.of(match)
+                    if place.name.islower():  # {n} in a program of another language: the text itself
+                        self._left_alone.append((match.start(), place))
+                    else:
+                        self._refuse_place(match.start(), place, _QUOTED_HERE)
             else:
                 self._read_here_document(start, end)
             self._at = behind

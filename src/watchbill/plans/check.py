@@ -7,7 +7,7 @@ one, commands that bash cannot parse, scripts that are not there.
 
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from watchbill import limits
@@ -16,7 +16,7 @@ from watchbill.names import inside
 from watchbill.plans.bash_reader import parse_command
 from watchbill.plans.command import Command
 from watchbill.plans.document import read_document
-from watchbill.plans.fields import read_task
+from watchbill.plans.fields import name_of_title, read_task
 from watchbill.plans.findings import Findings, shown
 from watchbill.plans.inputs import BUILT_INS, Input
 from watchbill.plans.placeholders import Placeholder, places_in
@@ -74,7 +74,7 @@ def check(text: str, exists: Exists | None = None, syntax: BashSyntax | None = N
     """Reads and checks a plan. Without `exists` no file is looked for, without `syntax` bash is not asked."""
     findings = Findings()
     document = read_document(text, findings)
-    tasks = tuple(read_task(each, findings) for each in document.tasks)
+    tasks = _by_title(tuple(read_task(each, findings) for each in document.tasks))
     commands = {task.name: parse_command(task.command.text) for task in tasks if task.command is not None}
     plan = Plan(document.title, document.goal, tuple(document.inputs), tasks, commands)
     named = _names(plan, findings)
@@ -122,6 +122,20 @@ def _unreadable(line: int, text: str, hint: str) -> Checked:
 
 
 # ------------------------------------------------------------------ names and dependencies
+
+
+def _by_title(tasks: tuple[Task, ...]) -> tuple[Task, ...]:
+    """The tasks with dependencies on names, where a dependency has the title of a task: `Split Chapters`."""
+    names = {task.name for task in tasks}
+
+    def named(dependency: Dependency) -> Dependency:
+        name = dependency.name
+        title = name_of_title(name) if name not in names else name
+        return dependency._replace(name=title) if title in names else dependency
+
+    if all(each.name in names for task in tasks for each in task.depends_on):
+        return tasks
+    return tuple(replace(task, depends_on=tuple(map(named, task.depends_on))) for task in tasks)
 
 
 def _names(plan: Plan, findings: Findings) -> dict[str, Task]:
@@ -292,6 +306,11 @@ def _placeholders(plan: Plan, findings: Findings) -> None:
         if command is not None and task.command is not None:
             for refusal in command.refusals:
                 findings.wrong(_line_at(task.command, refusal.offset), refusal.text, refusal.hint)
+            for offset, place in command.left_alone:
+                if place.name in fillable:
+                    says = f"{place} stands in a here-document with a quoted end word, where nothing is filled in"
+                    hint = f"give it to the program as an argument; for the text itself write \\{place}"
+                    findings.wrong(_line_at(task.command, offset), says, hint)
         if task.foreach is not None and any(place.is_item for _, place in places_in(task.foreach.file)):
             findings.wrong(
                 task.line_of("foreach"),

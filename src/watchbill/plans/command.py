@@ -42,6 +42,8 @@ class Command:
     parameters: tuple[Placeholder, ...] = ()
     offsets: tuple[int, ...] = ()  # where each parameter is first used in the author's text
     refusals: tuple[Refusal, ...] = ()
+    #: What looks like a placeholder where bash fills in nothing: text, unless an input has that name; with offsets.
+    left_alone: tuple[tuple[int, Placeholder], ...] = ()
 
 
 #: bash reads neither the user's profile nor its aliases: a command does the same on every machine.

@@ -31,7 +31,7 @@ _FIELD = re.compile(
 _NO_COLON = re.compile(r"(?:([*`]{1,2})(\w{1,40})\1|([A-Za-z]{1,20}_\w{1,30}))\s+\S")
 #: How YAML announces a value of several lines.
 _BLOCK_SCALAR = re.compile(r"([|>])[-+]?\d?[-+]?")
-_TASK_PREFIX = re.compile(r"(?:(?:task|step)\s*\d*\s*:|\d+[.)](?=\s))\s*", re.IGNORECASE)
+_TASK_PREFIX = re.compile(r"(?:(?:task|step|phase|stage)\s*\d*\s*:|\d+[.)](?=\s))\s*", re.IGNORECASE)
 _COMMENT_IN_HEADING = re.compile(r"\s*\([^()]*\)$")
 _NUMBERING = re.compile(r"\d+[.)]\s+")
 

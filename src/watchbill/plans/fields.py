@@ -6,6 +6,7 @@ the nearest known one. A class that is not written is inferred from the command,
 
 import json
 import re
+import unicodedata
 from collections.abc import Callable
 from typing import cast
 
@@ -32,7 +33,7 @@ from watchbill.plans.task import (
 from watchbill.suggest import did_you_mean
 from watchbill.units import Millis, parse_millis
 
-__all__ = ["read_task"]
+__all__ = ["name_of_title", "read_task"]
 
 _META_COMMANDS = tuple(each.value for each in MetaCommand)
 _META_COMMAND = re.compile(rf"({'|'.join(_META_COMMANDS)})(\s+[A-Za-z0-9][A-Za-z0-9-]*)?")
@@ -42,6 +43,8 @@ _ALL_IN_QUOTES = re.compile(r"""\"((?:[^\"\\]|\\.)*)\"|'([^']*)'""", re.DOTALL)
 _NOTHING = frozenset({"", "none", "[]", "-", "n/a", "null", "nothing", "{}"})
 _YES, _NO = frozenset({"yes", "true", "on", "1"}), frozenset({"no", "false", "off", "0"})
 _REMARK = re.compile(r"\s*\([^()]*\)$")
+#: A title in words: letters of any language, digits, blanks and a few signs.
+_READABLE = re.compile(rf"[\w .,&+'-]{{1,{limits.PLAIN_NAME_CHARS_MAX}}}")
 _WHOLE = re.compile(r"\d{1,12}")
 _SIZE = re.compile(r"(\d{1,12}(?:\.\d{1,6})?)\s*(mb|mib|gb|gib|)", re.IGNORECASE)
 _SPELLED_TIME = re.compile(
@@ -152,6 +155,10 @@ class _Fields:
         try:
             return check_plain_name(name, "the name of a task")
         except NameRefused as error:
+            better = name_of_title(name)
+            if better and _READABLE.fullmatch(name):
+                self._findings.note(self._text.line, f"the task {shown(name)} is called {better}")
+                return better
             self._wrong(self._text.line, error.what, self._better_name(name) or error.hint)
             return name
 
@@ -159,8 +166,8 @@ class _Fields:
         bare = re.sub(r"[_-]?\{ITEM[^}]*\}", "", name)
         if bare != name:
             return f"write ### {shown(bare)}: the items of a foreach get their ids by themselves"
-        plain = re.sub(r"[^a-z0-9._-]+", "_", name.lower()).strip("._-")[: limits.PLAIN_NAME_CHARS_MAX]
-        return f"write ### {plain}" if plain and ".." not in plain else ""
+        plain = name_of_title(name)
+        return f"write ### {plain}" if plain else ""
 
     # ------------------------------------------------------------ what the task is
 
@@ -257,7 +264,7 @@ class _Fields:
             return TaskClass.SCRIPT, "it says how much GPU memory it needs"
         if match := _GPU_WORDS.search(used):
             return TaskClass.SCRIPT, f"its command names {match[0]}"
-        return TaskClass.CPU, "its command names neither a GPU nor a model"
+        return TaskClass.CPU, "neither a GPU nor a model is named in the command"
 
     # ------------------------------------------------------------ values of one kind each
 
@@ -530,6 +537,14 @@ def _parts(text: str) -> list[str]:
             parts = cast("list[object]", value) if isinstance(value, list) else []
             return [part if isinstance(part, str) else json.dumps(part) for part in parts]
     return bare.split(",")
+
+
+def name_of_title(title: str) -> str:
+    """A title as the name of a task, "Prüfe Kapitel" as prufe_kapitel; empty where nothing is left of it."""
+    letters = unicodedata.normalize("NFKD", title.lower())
+    bare = "".join(letter for letter in letters if not unicodedata.combining(letter))
+    name = re.sub(r"[^a-z0-9._-]+", "_", bare).strip("._-")[: limits.PLAIN_NAME_CHARS_MAX]
+    return "" if ".." in name else name
 
 
 def _clean(text: str) -> str:
