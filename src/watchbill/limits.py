@@ -345,7 +345,7 @@ HOSTS_REMEMBERED_MAX = 256
 ACCESS_LOG_FLUSH_MS = 250
 ACCESS_LOG_LINES_MAX = 10_000
 
-# ---------------------------------------------------------------------------------------------- runtime
+# ------------------------------------------------------------------ runtime
 
 #: Alerts that wait to be sent; further ones are only recorded.
 ALERTS_WAITING_MAX = 64
@@ -367,6 +367,10 @@ LOAD_OVERTIME_MS = 5_000
 NOTIFY_TEXT_CHARS_MAX = 200
 #: How often the daemon checks whether its config file changed.
 CONFIG_LOOK_MS = 2_000
+#: This many starts, or ends, are kept before they are handed on.
+TALLY_MAX = 2048
+#: This many requests of a list get a current forecast: one takes a fraction of a millisecond, and lines may be long.
+FORECASTS_MAX = 100
 
 # ------------------------------------------------------------------ engines that are not our processes
 
@@ -587,6 +591,17 @@ TASK_TOKENS_MAX = 512
 TASK_ANSWER_CHARS_MAX = 2**20
 #: A file of answers to background prompts is rotated beyond this size.
 TASK_ANSWERS_BYTES_MAX = 2**20
+#: Companions that one request may have.
+COMPANIONS_MAX = 8
+#: A form of an audio request has about ten parts.
+FORM_PARTS_MAX = 64
+#: The headers of one part, what its Content-Disposition says, and a text that is looked at. Behind the last boundary
+#: there is hardly anything.
+FORM_HEAD_BYTES_MAX = 4_096
+FORM_HEAD_LINES_MAX = 32
+FORM_PARAMETERS_MAX = 16
+FORM_END_BYTES_MAX = 1_024
+FORM_TEXT_BYTES_MAX = 65_536
 
 # ------------------------------------------------------------------ files and batches
 
@@ -705,6 +720,12 @@ PLAN_GOAL_CHARS_MAX = 10_000
 #: Failures that a summary shows in full.
 SUMMARY_FAILURES_MAX = 50
 SUMMARY_TEXT_CHARS_MAX = 500
+#: Words of a command that starts other programs, each of which may be one. A command with more is not read.
+STARTED_WORDS_MAX = 500
+#: Here-documents of which the end is searched in advance. A command with more is read as if they had none.
+HERE_SEARCHED_MAX = 100
+#: Uses of a value in an interpreter's input that are noted: one is enough for a refusal.
+FED_USES_MAX = 16
 
 # ------------------------------------------------------------------ the command line
 

@@ -17,19 +17,18 @@ from typing import cast
 
 from watchbill.errors import RequestError, UnsupportedMedia
 from watchbill.gateway.lifting import Piece
-from watchbill.limits import JSON_WINDOW_BYTES
+from watchbill.limits import (
+    FORM_END_BYTES_MAX,
+    FORM_HEAD_BYTES_MAX,
+    FORM_HEAD_LINES_MAX,
+    FORM_PARAMETERS_MAX,
+    FORM_PARTS_MAX,
+    FORM_TEXT_BYTES_MAX,
+    JSON_WINDOW_BYTES,
+)
 
 __all__ = ["Content", "Form", "FormReader", "Part", "PartHead", "parse_form"]
 
-#: A form of an audio request has about ten parts.
-FORM_PARTS_MAX = 64
-#: The headers of one part, what its Content-Disposition says, and a text that is looked at. Behind the last boundary
-#: there is hardly anything.
-FORM_HEAD_BYTES_MAX = 4_096
-FORM_HEAD_LINES_MAX = 32
-FORM_PARAMETERS_MAX = 16
-FORM_END_BYTES_MAX = 1_024
-FORM_TEXT_BYTES_MAX = 65_536
 _BOUNDARY = re.compile(r"[0-9A-Za-z'()+_,\-./:=?]{1,70}")
 #: One parameter of it: a token, or a quoted text in which a backslash protects the next character.
 _PARAMETER = re.compile(r'[ \t]*;[ \t]*([\w!#$%&*+.^`|~-]+)=(?:"((?:[^"\\]|\\.)*)"|([^\s";=]+))', re.ASCII)

@@ -17,6 +17,7 @@ from watchbill.gateway.http.messages import MAIN_DOOR, Door
 from watchbill.gateway.request_context import RequestContext
 from watchbill.limits import (
     CHOICES_MAX,
+    COMPANIONS_MAX,
     CONTEXT_TOKENS_MAX,
     DURATION_MS_MAX,
     METADATA_MAX,
@@ -246,10 +247,6 @@ class CallerOptions:
             return asked
         self.degraded += 1
         return None
-
-
-#: Companions that one request may have.
-COMPANIONS_MAX = 8
 
 
 def read_companions(asked: str, model: str, catalog: Catalog) -> tuple[tuple[str, ...], list[str]]:

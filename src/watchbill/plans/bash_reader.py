@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from watchbill import limits
+from watchbill.limits import HERE_SEARCHED_MAX
 from watchbill.plans.command import Command, Refusal, binding
 from watchbill.plans.fed_input import BEFORE_COMMAND, Feed, Flow
 from watchbill.plans.placeholders import PLACEHOLDER, Placeholder
@@ -42,8 +43,6 @@ def read_command(text: str) -> Reading:
     return _Parser(text).read()
 
 
-#: Here-documents of which the end is searched in advance. A command with more is read as if they had none.
-_HERE_SEARCHED_MAX = 100
 _PLAIN = re.compile(r"[A-Za-z0-9_./:=,+@%^~*?!\[\]-]+")
 _REDIRECT = re.compile(r"<<<|>>|<>|>\||[<>]&|[<>]")
 _CONTROL = re.compile(r"\|[|&]|&&|;;&|;[;&]|[;&|]")
@@ -599,7 +598,7 @@ class _Parser:
         begin = self._text.find("\n", self._at) + 1
         end = len(self._text) if begin else 0
         self._here_documents += 1
-        if begin and self._here_documents <= _HERE_SEARCHED_MAX:
+        if begin and self._here_documents <= HERE_SEARCHED_MAX:
             end, _ = self._here_end(begin, word, cuts_tabs=True)
         frame.feed.has_here = True
         frame.feed.here_expands = frame.feed.here_expands or (not is_quoted and "$" in self._text[begin:end])

@@ -13,6 +13,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from watchbill.limits import FED_USES_MAX
 from watchbill.plans.second_reading import (
     ASSIGNMENT,
     EXPANSION,
@@ -29,8 +30,6 @@ from watchbill.plans.second_reading import (
 
 __all__ = ["BEFORE_COMMAND", "Feed", "Flow"]
 
-#: One is enough for a refusal; a list without end would cost time.
-_USES_MAX = 16
 
 _OPENS = frozenset({"{", "if", "while", "until"})
 _CLOSES = frozenset({"}", "fi", "done", "esac"})
@@ -239,7 +238,7 @@ def _joined(*lists: Iterable[Use]) -> list[Use]:
     found: dict[Use, None] = {}
     for uses in lists:
         for use in uses:
-            if len(found) >= _USES_MAX:
+            if len(found) >= FED_USES_MAX:
                 return list(found)
             found[use] = None
     return list(found)

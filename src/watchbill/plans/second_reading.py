@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from watchbill.limits import STARTED_WORDS_MAX
 from watchbill.plans.placeholders import Placeholder
 
 __all__ = [
@@ -159,9 +160,6 @@ STARTERS = frozenset(
         "busybox",
     ]
 )
-#: Behind such a program every word may be another one. A command with more words is not read, so that the time for it
-#: has a bound.
-STARTED_WORDS_MAX = 500
 _RESERVED = frozenset({"{", "}", "!", "if", "then", "else", "elif", "do", "while", "until", "time", "coproc"})
 ASSIGNMENT = re.compile(r"[A-Za-z_]\w*(?:\[.*\])?\+?=", re.DOTALL)
 _INDEXED = re.compile(r"[A-Za-z_]\w*\[")

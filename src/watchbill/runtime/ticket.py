@@ -42,11 +42,9 @@ if TYPE_CHECKING:
     from watchbill.errors import TheirsError
     from watchbill.metrics import Metrics
     from watchbill.runtime.knowledge import LearnedSizes
+from watchbill.limits import TALLY_MAX
 
-__all__ = ["TALLY_MAX", "Asked", "Driver", "Outcome", "Start", "Submission", "Tally", "Ticket"]
-
-#: This many starts, or ends, are kept before they are handed on.
-TALLY_MAX = 2048
+__all__ = ["Asked", "Driver", "Outcome", "Start", "Submission", "Tally", "Ticket"]
 
 
 class Outcome(StrEnum):

@@ -20,6 +20,7 @@ from watchbill.core.policy import Rate, uncertainty
 from watchbill.core.reasons import Uncertainty, stalled_text
 from watchbill.core.state import State
 from watchbill.engines.base import Warm
+from watchbill.limits import FORECASTS_MAX
 from watchbill.probes import Reading
 from watchbill.steps import Steps
 
@@ -44,8 +45,6 @@ __all__ = [
     "wakes_text",
 ]
 
-#: This many requests of a list get a current forecast: one takes a fraction of a millisecond, and lines may be long.
-FORECASTS_MAX = 100
 _MISSING = {
     Stage.ABSENT: "not in memory",
     Stage.ASLEEP: "asleep",
