@@ -296,13 +296,13 @@ def test_a_reload_costs_the_number_of_models_and_not_its_square(world_of: WorldO
     whole = {f"m{n}": replace(world.catalog.models["A"], name=f"m{n}") for n in range(10_000)}
     changed = {name: replace(each, engine="B") for name, each in whole.items()}
     engines = {**world.catalog.engines, "B": EngineRules("B", "process")}
-    began = time.perf_counter()
+    began = time.process_time()  # of ours alone: the machine may be busy
     for models in (whole, changed, {}):
         catalog = replace(world.catalog, models={**world.catalog.models, **models}, engines=engines)
         world.core.step(m.Reconfigured(catalog, {}), int(world.now))
         at_once(status_view(world.core.state, {}, int(world.now)))
         assert len(world.core.state.models) == 1 + len(models)
-    assert time.perf_counter() - began < 30
+    assert time.process_time() - began < 30
 
 
 @pytest.mark.parametrize("lane", ["chat", "batch"])

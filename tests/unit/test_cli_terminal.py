@@ -42,6 +42,14 @@ def test_a_table_never_leaves_the_terminal(rows, width):
     assert all(len(line) <= width for line in lines)
 
 
+def test_a_table_that_is_too_wide_loses_empty_columns_before_names_are_cut():
+    names = ["agent", "state", "in memory", "C", "VRAM", "throttled", "constrained", "tasks"]
+    row = ["gpu-1", "serving", "", "76", "1024 of 6144 MB", "", "", "3"]
+    lines = terminal(COLUMNS="50").table([Column(name) for name in names], [row])
+    assert lines[0].split() == ["agent", "state", "C", "VRAM", "tasks"]
+    assert "gpu-1" in lines[1] and "1024 of 6144 MB" in lines[1]
+
+
 @given(st.text(alphabet=st.sampled_from("ab \x1b"), max_size=300), st.integers(40, 100), st.integers(0, 16))
 def test_wrapped_text_keeps_its_words_and_its_margin(text, width, indent):
     lines = terminal(COLUMNS=str(width)).wrapped(plain(text), indent)

@@ -132,12 +132,17 @@ class Terminal:
         return [" " * indent + self.shortened(each, room) for each in lines]
 
     def table(self, columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> list[str]:
-        """A table's lines, head first. Cells are plain text of one line; colour a line afterwards."""
+        """A table's lines, head first. Cells are plain text of one line; colour a line afterwards.
+
+        A table that is too wide loses its empty columns first; then its widest columns are shortened.
+        """
         rows = [[cell.translate(_BREAKS) for cell in row] for row in rows]
-        widths = [
-            max(len(column.title), *(len(row[place]) for row in rows), 0)
-            for place, column in enumerate(columns)
-        ]
+        widths = _widths(columns, rows)
+        if rows and self._excess(widths) > 0:
+            filled = [place for place in range(len(columns)) if any(row[place] for row in rows)]
+            columns = [columns[place] for place in filled]
+            rows = [[row[place] for place in filled] for row in rows]
+            widths = _widths(columns, rows)
         self._squeeze(widths)
         lines = [[column.title for column in columns], *rows]
         return [
@@ -165,9 +170,7 @@ class Terminal:
     def _squeeze(self, widths: list[int]) -> None:
         """Shortens the widest columns, one character at a time, until the table fits; the first one, which names the
         row, after all others."""
-        if self.width is None or not widths:
-            return
-        excess = sum(widths) + 2 * (len(widths) - 1) - self.width
+        excess = self._excess(widths)
         for places in (range(1, len(widths)), range(1)):
             while excess > 0 and (widest := max(places, key=widths.__getitem__, default=0)) in places:
                 if widths[widest] <= _COLUMN_MIN:
@@ -175,10 +178,22 @@ class Terminal:
                 widths[widest] -= 1
                 excess -= 1
 
+    def _excess(self, widths: list[int]) -> int:
+        """By how much a table of these columns is too wide; 0 where it fits."""
+        if self.width is None or not widths:
+            return 0
+        return max(sum(widths) + 2 * (len(widths) - 1) - self.width, 0)
+
     def _spelled(self, text: str) -> str:
         if not self._ascii:
             return text
         return "".join(_ASCII_FOR.get(letter, letter) for letter in text)
+
+
+def _widths(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> list[int]:
+    return [
+        max(len(column.title), *(len(row[place]) for row in rows), 0) for place, column in enumerate(columns)
+    ]
 
 
 def _width(out: TextIO, environment: Mapping[str, str]) -> int | None:
