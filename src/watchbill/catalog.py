@@ -461,6 +461,11 @@ class Catalog:
         """The lane that a caller may name: one of the config, or that of plans or batches."""
         return self.lanes.get(name) or _OFFERED_LANES.get(name)
 
+    def driver_of(self, model: str) -> str | None:
+        """The driver of a model's engine, by the model's own name; None for a model that is not there any more."""
+        found = self.models.get(model)
+        return None if found is None else self.engines[found.engine].driver
+
     def find_model(self, name: str) -> Model | None:
         """The model that is called `name`, or one of whose aliases is; `foo` and `foo:latest` are the same."""
         if (model := self.models.get(name)) is not None:  # nearly always, and for every request

@@ -9,7 +9,8 @@
     │   └── IllegalTransition        a bug: the core got an event that cannot happen
     └── TheirsError                  a client, an engine or a disk failed; carries `code` and `status`
         ├── RequestError             400  invalid_request
-        │   └── PreviousNotFound     400  previous_response_not_found
+        │   ├── PreviousNotFound     400  previous_response_not_found
+        │   └── ThreadsUnsupported   400  thread_unsupported_request
         ├── ModelNotFound            404  model_not_found
         ├── AuthenticationFailed     401  authentication_failed
         ├── Forbidden                403  forbidden
@@ -50,8 +51,8 @@ __all__ = [
     "IllegalTransition", "InMaintenance", "LaneFull", "MethodNotAllowed", "ModelFailed", "ModelNotFound", "NameRefused",
     "NeverFits", "NoMemory", "NotFound", "NotOffered", "NotReachable", "OursError", "Overloaded", "Preempted",
     "PreviousNotFound", "Problem", "PullFailed", "ReceiptTimeout", "RequestError", "RootInUse", "RunTimeout",
-    "ShuttingDown", "Stale", "TheirsError", "TierClosed", "TooLarge", "UnitError", "UnsupportedMedia", "WaitExceeded",
-    "WatchbillError",
+    "ShuttingDown", "Stale", "TheirsError", "ThreadsUnsupported", "TierClosed", "TooLarge", "UnitError",
+    "UnsupportedMedia", "WaitExceeded", "WatchbillError",
 ]  # fmt: skip
 
 
@@ -132,6 +133,12 @@ class PreviousNotFound(RequestError):
     """The response that this one should continue is not kept here; send the whole conversation as input."""
 
     code = "previous_response_not_found"
+
+
+class ThreadsUnsupported(RequestError):
+    """thread cannot be used: conversations are not kept here; send all messages."""
+
+    code = "thread_unsupported_request"
 
 
 class ModelNotFound(TheirsError):

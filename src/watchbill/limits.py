@@ -327,8 +327,6 @@ KEEP_ALIVE_COMMENT_MS = 12_000
 RETRY_AFTER_S_MAX = 60
 #: After an engine failed a request before its first byte: its death is about to be reported to the scheduler.
 RETRY_PAUSE_MS = 200
-#: What is held back until it is known which event of an engine is the first.
-FIRST_EVENTS_BYTES_MAX = 256 * 2**10
 #: Background work that must yield continues to the end of its sentence, at most this many tokens further.
 RESUME_TOKENS_MAX = 64
 #: A longer text is not kept to be continued; its safe boundary is its end.
@@ -487,8 +485,11 @@ CAPTURE_STOP_MS = 5_000
 
 #: Model files whose headers are remembered for Ollama's lists.
 MODEL_FILES_REMEMBERED_MAX = 512
-#: Models that are remembered as not speaking Anthropic's protocol.
-TRANSLATED_MODELS_MAX = 512
+#: Texts at which an answer of /v1/messages ends, and their length; each is looked for in every piece of the answer.
+STOP_SEQUENCES_MAX = 64
+STOP_SEQUENCE_CHARS_MAX = 256
+#: Documents in base64, and thoughts that a client kept, which are decoded at once.
+READ_BLOCKS_BYTES_MAX = 2**20
 #: Unloads that clients asked for and that are still under way.
 UNLOADS_MAX = 32
 #: A model that another caller used within this time is not unloaded at a caller's request; a keep_alive shorter than

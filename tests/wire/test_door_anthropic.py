@@ -1,23 +1,28 @@
-"""The Anthropic door, asked by Anthropic's own client: passed to engines that speak it, translated for the rest."""
+"""The Anthropic door, asked by Anthropic's own client: made here out of chats, the same for every engine."""
 
 import asyncio
+import base64
+import contextlib
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from typing import Any
 
 import anthropic
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import BaseModel
 
 from support.open_gateway import CATALOG, LANES, OpenGateway, open_gateway
 from support.peer import Asked, Talk, chat_events, sse, stream_of, tool_events
 from watchbill.catalog import ApiKey, Lane, Server
 from watchbill.errors import EngineFailed
 from watchbill.gateway import relay
-from watchbill.gateway.dialects.anthropic.response import PING, Events, Gathering, Opening, message
-from watchbill.gateway.wire import event
+from watchbill.gateway.dialects.anthropic.request import read
+from watchbill.gateway.dialects.anthropic.response import Collecting, Making
+from watchbill.gateway.dialects.anthropic.stops import StopSequences
 from watchbill.units import Millis
 
 HERE = replace(
@@ -32,38 +37,11 @@ HERE = replace(
 ASK = {"model": "a", "max_tokens": 16, "messages": [{"role": "user", "content": "hi"}]}
 
 
-def without_messages(talk: Talk) -> Talk:
-    """An engine that has OpenAI's addresses only."""
-
-    async def answer(asked: Asked, writer: asyncio.StreamWriter) -> None:
-        if asked.path.startswith("/v1/messages"):
-            talk_here = stream_of(b'{"error":{"message":"no"}}', content_type="application/json", status=404)
-            await talk_here(asked, writer)
-        else:
-            await talk(asked, writer)
-
-    return answer
+HELLO = stream_of(sse(*chat_events("hello there")))
 
 
-HELLO = without_messages(stream_of(sse(*chat_events("hello there"))))
-
-
-def native_events(text: str = "hello there") -> bytes:
-    """What an engine that speaks Anthropic's protocol sends, with a field that nobody has heard of."""
-    head = {"id": "msg_1", "type": "message", "role": "assistant", "content": [], "model": "engine-name"}
-    head |= {"stop_reason": None, "stop_sequence": None, "usage": {"input_tokens": 9, "output_tokens": 0}}
-    told = [
-        {"type": "message_start", "message": {**head, "odd": 1}},
-        {"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}},
-        *(
-            {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": word}}
-            for word in text
-        ),
-        {"type": "content_block_stop", "index": 0},
-        {"type": "message_delta", "delta": {"stop_reason": "end_turn"}, "usage": {"output_tokens": 2}},
-        {"type": "message_stop"},
-    ]
-    return b"".join(event(each, each["type"]) for each in told)
+def made(asked: dict[str, object] | None = None) -> Making:
+    return Making(read({**ASK, **(asked or {})}), "1")
 
 
 @asynccontextmanager
@@ -77,11 +55,11 @@ async def served(
         yield opened, client
 
 
-@pytest.mark.parametrize("talk", [HELLO, stream_of(native_events())], ids=["translated", "passed"])
-async def test_the_anthropic_client_is_served(talk: Talk) -> None:
+async def test_the_anthropic_client_is_served() -> None:
     """api.md: messages, whole and streamed, with counts and the reason of the end."""
-    async with served(talk) as (opened, client):
+    async with served(HELLO) as (opened, client):
         whole = await client.messages.create(**ASK)
+        assert whole.id.startswith("msg_")
         assert [block.text for block in whole.content] == ["hello there"]
         assert (whole.type, whole.role, whole.stop_reason) == ("message", "assistant", "end_turn")
         assert whole.usage.input_tokens > 0 and whole.usage.output_tokens == 2
@@ -95,10 +73,9 @@ async def test_the_anthropic_client_is_served(talk: Talk) -> None:
         assert opened.outcomes() == {"ok": 3}
 
 
-@pytest.mark.parametrize("talk", [HELLO, stream_of(native_events())], ids=["translated", "passed"])
-async def test_every_answer_names_its_request_as_anthropics_client_expects(talk: Talk) -> None:
+async def test_every_answer_names_its_request_as_anthropics_client_expects() -> None:
     """api.md: in a whole answer, in a stream and in an error."""
-    async with served(talk) as (_opened, client):
+    async with served(HELLO) as (_opened, client):
         whole = await client.messages.with_raw_response.create(**ASK)
         assert whole.headers["request-id"] == whole.headers["x-watchbill-request-id"]
         async with client.messages.stream(**ASK) as stream:
@@ -131,40 +108,11 @@ async def test_the_anthropic_client_lists_models() -> None:
         assert (one.type, one.display_name, one.created_at.year >= 2024) == ("model", listed[0].id, True)
 
 
-async def test_an_engine_that_lacks_the_protocol_is_asked_for_it_once() -> None:
-    """api.md: pass through where the engine has it, else translate; one turn, and it is remembered."""
+async def test_no_engine_is_asked_in_its_own_anthropic_words() -> None:
+    """api.md: the answer is made here for every engine; an engine's own address leaves out blocks without a word."""
     async with served(HELLO) as (opened, client):
         await client.messages.create(**ASK)
-        await client.messages.create(**ASK)
-        assert [asked.path for asked in opened.peer.asked] == [
-            "/v1/messages", "/v1/chat/completions", "/v1/chat/completions",
-        ]  # fmt: skip
-        assert opened.outcomes() == {"ok": 2}
-
-
-async def test_an_engines_own_events_pass_unchanged() -> None:
-    """LANE-09"""
-    body = native_events()
-    for step in (1, 13, len(body)):
-        pieces = [body[at : at + step] for at in range(0, len(body), step)]
-        async with open_gateway(stream_of(*pieces), catalog=HERE) as opened:
-            answer = await opened.ask("/v1/messages", {**ASK, "stream": True})
-            assert answer.body == body
-            assert answer.headers["content-type"] == "text/event-stream"
-
-
-async def test_a_message_whose_beginning_the_engine_left_out_has_one() -> None:
-    """api.md: llama.cpp sends no message_start when an answer begins with half an emoji, and clients break on that."""
-    body = native_events("🌱 hello").partition(b"\n\n")[2]
-    async with served(stream_of(PING, body)) as (_, client):
-        whole = await client.messages.create(**ASK)
-        assert (whole.type, whole.role, whole.model) == ("message", "assistant", "a") and whole.id
-        assert [block.text for block in whole.content] == ["🌱 hello"]
-        assert (whole.usage.input_tokens, whole.usage.output_tokens) == (0, 2)
-        async with client.messages.stream(**ASK) as stream:
-            final = await stream.get_final_message()
-        assert (final.role, final.model, final.content[0].text) == ("assistant", "a", "🌱 hello")
-        assert final.usage.output_tokens == 2
+        assert [asked.path for asked in opened.peer.asked] == ["/v1/chat/completions"]
 
 
 TOOLS = [{"name": "look", "description": "looks", "input_schema": {"type": "object"}}]
@@ -173,7 +121,7 @@ TOOLS = [{"name": "look", "description": "looks", "input_schema": {"type": "obje
 @pytest.mark.parametrize("stream", [True, False])
 async def test_tools_are_translated_both_ways(stream: bool) -> None:
     """api.md: tool use."""
-    async with served(without_messages(stream_of(sse(*tool_events("I look."))))) as (opened, client):
+    async with served(stream_of(sse(*tool_events("I look.")))) as (opened, client):
         if stream:
             async with client.messages.stream(**ASK, tools=TOOLS, tool_choice={"type": "any"}) as told:
                 said = await told.get_final_message()
@@ -225,12 +173,7 @@ async def test_system_texts_images_and_limits_reach_the_engine_in_its_own_words(
         sent = opened.peer.asked[-1].json
         assert sent["messages"][0] == {"role": "system", "content": "be brief"}
         assert sent["messages"][1]["content"][0]["image_url"]["url"] == "data:image/png;base64,aGk="
-        assert (sent["max_tokens"], sent["stop"], sent["temperature"], sent["grammar"]) == (
-            7,
-            ["END"],
-            0.5,
-            "g",
-        )
+        assert (sent["max_tokens"], sent["temperature"], sent["grammar"]) == (7, 0.5, "g")
         assert sent["chat_template_kwargs"] == {"enable_thinking": False}
         assert not {"system", "metadata", "thinking", "stop_sequences"} & sent.keys()
 
@@ -240,9 +183,11 @@ async def test_tokens_are_counted_by_the_engine_or_estimated() -> None:
     counted = stream_of(b'{"input_tokens": 12}', content_type="application/json")
     async with served(counted) as (opened, client):
         assert (await client.messages.count_tokens(model="a", messages=ASK["messages"])).input_tokens == 12
-        assert opened.peer.asked[0].path == "/v1/messages/count_tokens"
-    async with served(HELLO) as (opened, client):
-        assert (await client.messages.count_tokens(model="a", messages=ASK["messages"])).input_tokens > 0
+        assert opened.peer.asked[0].path == "/v1/chat/completions/input_tokens"
+    lacking = stream_of(b'{"error":{"message":"no"}}', content_type="application/json", status=404)
+    async with served(lacking) as (opened, client):
+        counted = await client.messages.count_tokens(model="a", messages=ASK["messages"])
+        assert counted.input_tokens > 0 and counted.model_dump()["watchbill"] == {"estimated": True}
 
 
 async def test_a_stream_that_waits_carries_pings(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -298,12 +243,10 @@ async def test_errors_have_anthropics_shape_and_class() -> None:
 
 
 @pytest.mark.parametrize("in_good_order", [True, False])
-@pytest.mark.parametrize("native", [True, False], ids=["passed", "translated"])
-async def test_a_stream_that_breaks_off_ends_with_an_error_event(native: bool, in_good_order: bool) -> None:
+async def test_a_stream_that_breaks_off_ends_with_an_error_event(in_good_order: bool) -> None:
     """R30: never a silent end, never half an event."""
-    whole = native_events() if native else sse(*chat_events("one two three"))
-    broken = stream_of(whole[: len(whole) * 2 // 3], end=in_good_order)
-    async with served(broken if native else without_messages(broken)) as (_, client):
+    whole = sse(*chat_events("one two three"))
+    async with served(stream_of(whole[: len(whole) // 2], end=in_good_order)) as (_, client):
         stream = await client.messages.create(**ASK, stream=True)
         with pytest.raises(anthropic.APIStatusError) as failed:
             [told async for told in stream]
@@ -337,7 +280,10 @@ async def test_a_lane_with_a_fallback_answers_with_a_message(stream: bool) -> No
         {"messages": [7]}, {"messages": [{"role": "x", "content": "a"}]}, {"stream": "yes"}, {"system": 7},
         {"messages": [{"role": "user", "content": [{"type": "video"}]}]}, {"temperature": "hot"}, {"tools": [{}]},
         {"tools": [{"type": "web_search_20250305", "name": "w"}]}, {"model": ""},
-        {"tools": TOOLS, "tool_choice": {"type": "odd"}},
+        {"tools": TOOLS, "tool_choice": {"type": "odd"}}, {"tools": TOOLS, "tool_choice": {"type": "tool"}},
+        {"tool_choice": {"type": "any"}}, {"tools": [*TOOLS, *TOOLS]}, {"stop_sequences": [""]}, {"stop_sequences": 7},
+        {"stop_sequences": ["x"] * 65}, {"n": 2}, {"stop": ["x"]}, {"output_config": {"format": {"type": "text"}}},
+        {"output_config": {"odd": 1}}, {"thinking": {"type": "odd"}}, {"thinking": 7},
     ],
     ids=str,
 )  # fmt: skip
@@ -354,48 +300,322 @@ async def test_nonsense_is_refused(fields: dict[str, object]) -> None:
 
 def test_events_and_messages_are_the_same_at_every_byte() -> None:
     """LANE-09"""
-    text, native = sse(*tool_events("I look.")), native_events()
-    whole = Events("1", "m")
-    expected = whole.feed(text) + whole.end()
-    for cut in range(len(text) + 1):
-        events = Events("1", "m")
-        assert events.feed(text[:cut]) + events.feed(text[cut:]) + events.end() == expected
-    for cut in range(0, len(native) + 1, 3):
-        gathering = Gathering()
-        gathering.feed(native[:cut])
-        gathering.feed(native[cut:])
-        assert gathering.result()["content"] == [{"type": "text", "text": "hello there"}]
-    headless = PING + native.partition(b"\n\n")[2]
-    for body, added in ((native, 0), (headless, 1), (PING + native, 0)):
-        for cut in range(0, len(body) + 1, 3):
-            opening = Opening("1", "m")
-            told = opening.feed(body[:cut]) + opening.feed(body[cut:]) + opening.end()
-            assert (
-                told.endswith(body) and told[: len(told) - len(body)].count(b"event: message_start") == added
-            )
+    text = sse(*tool_events("I lo\u00f6k.", " Then STO", "P and more"))
+    for asked in ({}, {"stop_sequences": ["STOP"]}, {"thinking": {"type": "adaptive", "display": "omitted"}}):
+        whole = made(asked)
+        expected = gathered([*whole.feed(text, "m"), *whole.end("m")])
+        for cut in range(len(text) + 1):
+            making = made(asked)
+            events = [*making.feed(text[:cut], "m"), *making.feed(text[cut:], "m"), *making.end("m")]
+            assert gathered(events) == expected
+            collecting = Collecting(lambda asked=asked: made(asked), lambda: "m").begin()
+            collecting.feed(text[:cut])
+            collecting.feed(text[cut:])
+            assert collecting.result()["content"] == expected[0]
+
+
+def gathered(events: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """The blocks and the last delta, as a client puts them together."""
+    blocks: list[dict[str, Any]] = []
+    last: dict[str, Any] = {}
+    for told in events:
+        if told["type"] == "content_block_start":
+            assert told["index"] == len(blocks)
+            blocks.append({**told["content_block"]})
+        elif told["type"] == "content_block_delta":
+            assert told["index"] == len(blocks) - 1
+            delta = dict(told["delta"])
+            kind = delta.pop("type")
+            [(name, text)] = delta.items()
+            name = "input" if kind == "input_json_delta" else name
+            blocks[-1][name] = (blocks[-1][name] or "") + text
+        elif told["type"] == "message_delta":
+            last = told
+    for block in blocks:
+        if block["type"] == "tool_use":
+            block["input"] = json.loads(block["input"] or "{}")
+    return blocks, last
 
 
 def test_what_came_out_of_a_cache_is_counted_once() -> None:
     """api.md: in Anthropic's words input_tokens are those that were read anew; clients add the cached ones."""
     usage = {"prompt_tokens": 30, "completion_tokens": 2, "prompt_tokens_details": {"cached_tokens": 28}}
-    told = message({"choices": [], "usage": usage}, "1", "m")["usage"]
+    making = made()
+    making.take_whole({"choices": [], "usage": usage}, "m")
+    told = making.end("m")[-2]["usage"]
     assert isinstance(told, dict) and (told["input_tokens"], told["cache_read_input_tokens"]) == (2, 28)
-
-
-def test_events_that_never_begin_are_not_held_for_ever() -> None:
-    """R30: what is held back of an engine has a bound."""
-    opening = Opening("1", "m")
-    assert opening.feed(b": hello\n") == b""
-    assert len(opening.feed(b": hello\n" * 2**18)) == 8 * (2**18 + 1)
-    assert opening.feed(b"data: {}\n\n") == b"data: {}\n\n"
 
 
 @given(st.binary(max_size=200))
 def test_garbage_of_an_engine_is_the_engines_failure(noise: bytes) -> None:
     """R30: whatever an engine sends, it never becomes a failure of ours."""
-    for make in (lambda: Events("1", "m"), Gathering, lambda: Opening("1", "m")):
-        try:
-            told = make().feed(b"data: " + noise + b"\n\n" + native_events("x")[:-40])
-        except EngineFailed:
-            continue
-        assert isinstance(told, bytes | None)
+    with contextlib.suppress(EngineFailed):
+        assert isinstance(made().feed(b"data: " + noise + b"\n\n" + sse(*chat_events("x")), "m"), list)
+
+
+# ------------------------------------------------------------------ stop sequences
+
+LETTERS = st.text("ab.", max_size=40)
+
+
+@given(LETTERS, st.lists(st.text("ab.", min_size=1, max_size=4), max_size=4), st.data())
+def test_the_first_stop_sequence_ends_the_text_wherever_it_is_split(
+    text: str, stops: list[str], data: st.DataObject
+) -> None:
+    """api.md: `stop_sequence` names the one that was complete first; nothing of it is in the text."""
+    ends = [(at, stop) for at in range(len(text) + 1) for stop in stops if text[:at].endswith(stop)]
+    first = min(ends, key=lambda end: (end[0], -len(end[1])), default=None)
+    looking, said, at = StopSequences(tuple(stops)), "", 0
+    while at < len(text):
+        size = data.draw(st.integers(1, 5))
+        said += looking.feed(text[at : at + size])
+        at += size
+    said += looking.end()
+    assert looking.found == (None if first is None else first[1])
+    assert said == (text if first is None else text[: first[0] - len(first[1])])
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_stop_sequence_ends_the_answer_and_the_engines_work(stream: bool) -> None:
+    """api.md: `stop_reason` and `stop_sequence` are true with engines that do not tell, or do not stop."""
+
+    async def endless(_asked: Asked, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n")
+        writer.write(
+            sse(*chat_events("one two E", usage=False)[:-2], *chat_events("ND three", usage=False)[:-2])
+        )
+        await asyncio.Event().wait()
+
+    async with served(endless) as (opened, client):
+        asked = {**ASK, "stop_sequences": ["stop", "END"]}
+        if stream:
+            async with client.messages.stream(**asked) as told:
+                said = await told.get_final_message()
+        else:
+            said = await client.messages.create(**asked)
+        assert (said.stop_reason, said.stop_sequence) == ("stop_sequence", "END")
+        assert [block.text for block in said.content] == ["one two "]
+        assert (
+            said.usage.output_tokens == 4 and said.usage.input_tokens > 0
+        )  # counted here: the engine told nothing
+        await opened.until_idle()
+        assert opened.peer.left == 1 and opened.outcomes() == {"ok": 1}
+        assert "stop" not in opened.peer.asked[0].json
+
+
+async def test_an_answer_that_meets_no_stop_sequence_is_whole() -> None:
+    """api.md: also where it ends with the beginning of one."""
+    async with served(stream_of(sse(*chat_events("the EN")))) as (_, client):
+        said = await client.messages.create(**ASK, stop_sequences=["END"])
+        assert (said.stop_reason, said.stop_sequence, said.content[0].text) == ("end_turn", None, "the EN")
+
+
+@pytest.mark.parametrize(
+    ("finish", "made_tokens", "reason"),
+    [("stop", 2, "end_turn"), ("length", 16, "max_tokens"), ("length", 2, "model_context_window_exceeded"),
+     ("content_filter", 2, "refusal"), ("tool_calls", 2, "tool_use"), ("odd", 2, "end_turn")],
+)  # fmt: skip
+async def test_the_reason_of_the_end_is_the_true_one(finish: str, made_tokens: int, reason: str) -> None:
+    """api.md: an answer that ends below its limit was ended by the context."""
+    end = {"choices": [{"index": 0, "delta": {"content": "x"}, "finish_reason": finish}]}
+    usage = {"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": made_tokens}}
+    async with served(stream_of(sse(end, usage, "[DONE]"))) as (_, client):
+        assert (await client.messages.create(**ASK)).stop_reason == reason
+
+
+async def test_calls_are_the_reason_of_the_end_also_where_the_engine_says_stop() -> None:
+    """api.md: clients run tools by the reason."""
+    events = [
+        *tool_events()[:-2],
+        {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]},
+        "[DONE]",
+    ]
+    async with served(stream_of(sse(*events))) as (_, client):
+        assert (await client.messages.create(**ASK, tools=[*TOOLS, GO])).stop_reason == "tool_use"
+
+
+async def test_half_of_a_call_is_never_run() -> None:
+    """api.md: an answer that its limit cut within a call has no such call."""
+    events = [
+        *tool_events()[:3],
+        {"choices": [{"index": 0, "delta": {}, "finish_reason": "length"}]},
+        "[DONE]",
+    ]
+    async with served(stream_of(sse(*events))) as (_, client):
+        said = await client.messages.create(**ASK, tools=TOOLS)
+        assert (said.stop_reason, [block.type for block in said.content]) == ("max_tokens", ["thinking"])
+
+
+# ------------------------------------------------------------------ blocks
+
+
+def encoded(text: str) -> str:
+    return base64.b64encode(text.encode()).decode()
+
+
+async def test_documents_and_search_results_reach_the_model_as_texts() -> None:
+    """api.md: none of their parts is lost; large ones go the same way."""
+    long = "Once upon a time. " * 20_000
+    blocks = [
+        {"type": "document", "title": "T", "context": "C", "source": {"type": "text", "data": "plain"}},
+        {"type": "document", "source": {"type": "base64", "media_type": "text/plain", "data": encoded("code\u00f6d")}},
+        {"type": "document", "source": {"type": "base64", "media_type": "text/csv", "data": encoded(long)}},
+        {"type": "document", "source": {"type": "content", "content": [{"type": "text", "text": "inner"}]}},
+        {"type": "search_result", "title": "Found", "source": "http://x", "content": [{"type": "text", "text": "hit"}]},
+        {"type": "text", "text": "What is it?"},
+    ]  # fmt: skip
+    async with served(HELLO) as (opened, client):
+        await client.messages.create(**{**ASK, "messages": [{"role": "user", "content": blocks}]})
+        [said] = opened.peer.asked[-1].json["messages"]
+        assert said["content"] == (
+            f"Title: T\nContext: C\nplain\ncode\u00f6d\n{long}\ninner\nTitle: Found\nSource: http://x\nhit\nWhat is it?"
+        )
+
+
+@pytest.mark.parametrize(
+    ("block", "reason"),
+    [
+        ({"type": "document", "source": {"type": "base64", "media_type": "application/pdf", "data": "aGk="}}, "pdf"),
+        ({"type": "document", "source": {"type": "base64", "media_type": "text/plain", "data": "/w=="}}, "UTF-8"),
+        ({"type": "document", "source": {"type": "url", "url": "http://x/a.pdf"}}, "not fetched"),
+        ({"type": "document", "source": {"type": "file", "file_id": "f"}}, "send its text"),
+        ({"type": "document", "citations": {"enabled": True}, "source": {"type": "text", "data": "x"}}, "citations"),
+        ({"type": "image", "source": {"type": "file", "file_id": "f"}}, "not kept"),
+        ({"type": "container_upload", "file_id": "f"}, "container_upload"),
+        ({"type": "tool_result", "tool_use_id": "t", "content": [{"type": "tool_reference"}]}, "tool_reference"),
+        ({"type": "tool_result", "content": "x"}, "tool_use_id"),
+    ],
+    ids=str,
+)  # fmt: skip
+async def test_a_block_that_cannot_be_passed_on_is_refused_with_the_reason(
+    block: dict[str, object], reason: str
+) -> None:
+    """api.md: never a block silently dropped."""
+    async with open_gateway(HELLO, catalog=HERE) as opened:
+        answer = await opened.ask("/v1/messages", {**ASK, "messages": [{"role": "user", "content": [block]}]})
+        assert answer.status == 400 and reason in answer.json["error"]["message"]
+        assert opened.peer.asked == []
+
+
+async def test_system_messages_within_a_conversation_stay_where_they_are() -> None:
+    """api.md: at its beginning they are one with the system text, which chat templates take once."""
+    said = [
+        {"role": "system", "content": "two"}, {"role": "user", "content": "hi"},
+        {"role": "system", "content": [{"type": "text", "text": "three"}]}, {"role": "user", "content": "go"},
+    ]  # fmt: skip
+    async with open_gateway(HELLO, catalog=HERE) as opened:
+        await opened.ask("/v1/messages", {**ASK, "system": "one", "messages": said})
+        sent = opened.peer.asked[0].json["messages"]
+        assert [(each["role"], each["content"]) for each in sent] == [
+            ("system", "one\n\ntwo"), ("user", "hi"), ("system", "three"), ("user", "go"),
+        ]  # fmt: skip
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_thoughts_that_are_not_shown_come_back_in_their_signature(stream: bool) -> None:
+    """api.md: `display: omitted`; the next turn has them all the same."""
+    async with served(stream_of(sse(*tool_events("so")))) as (opened, client):
+        asked = {**ASK, "thinking": {"type": "adaptive", "display": "omitted"}}
+        if stream:
+            async with client.messages.stream(**asked) as told:
+                said = await told.get_final_message()
+        else:
+            said = await client.messages.create(**asked)
+        assert said.content[0].thinking == "" and said.content[0].signature
+        history = [*ASK["messages"], {"role": "assistant", "content": said.model_dump()["content"][:2]}]
+        await client.messages.create(**{**ASK, "messages": [*history, {"role": "user", "content": "go on"}]})
+        assert opened.peer.asked[-1].json["messages"][1]["reasoning_content"] == "hm"
+
+
+# ------------------------------------------------------------------ tools and formats
+
+GO = {"name": "go", "input_schema": {"type": "object"}}
+
+
+async def test_anthropics_own_tools_that_callers_run_are_offered_as_functions() -> None:
+    """api.md: with the arguments that their callers know, under their names."""
+    tools = [
+        {"type": "bash_20250124", "name": "bash"},
+        {"type": "text_editor_20250728", "name": "str_replace_based_edit_tool", "max_characters": 900},
+        {"type": "text_editor_20250124", "name": "str_replace_editor"},
+        {"type": "memory_20250818", "name": "memory"},
+        {"type": "computer_20250124", "name": "computer", "display_width_px": 800, "display_height_px": 600},
+    ]
+    async with served(HELLO) as (opened, client):
+        await client.messages.create(**ASK, tools=tools, tool_choice={"type": "tool", "name": "bash"})
+        sent = opened.peer.asked[-1].json
+        offered = {tool["function"]["name"]: tool["function"] for tool in sent["tools"]}
+        assert list(offered) == [tool["name"] for tool in tools]
+        assert offered["bash"]["parameters"]["properties"].keys() == {"command", "restart"}
+        editor = offered["str_replace_based_edit_tool"]
+        assert "900" in editor["description"] and "insert_text" in editor["parameters"]["properties"]
+        assert "undo_edit" in offered["str_replace_editor"]["parameters"]["properties"]["command"]["enum"]
+        assert "800 x 600" in offered["computer"]["description"]
+        assert sent["tool_choice"] == {"type": "function", "function": {"name": "bash"}}
+
+
+async def test_the_anthropic_client_runs_its_loop_of_tools() -> None:
+    """api.md: the client's own runner calls the tools and goes on with their results."""
+    calls: list[str] = []
+
+    @anthropic.beta_async_tool
+    async def look(at: str) -> str:
+        """Looks."""
+        calls.append(at)
+        return f"seen {at}"
+
+    @anthropic.beta_async_tool
+    async def go() -> str:
+        """Goes."""
+        calls.append("go")
+        return "gone"
+
+    async def talk(asked: Asked, writer: asyncio.StreamWriter) -> None:
+        is_second = asked.json["messages"][-1]["role"] == "tool"
+        events = chat_events("all seen") if is_second else tool_events("I look.")
+        await stream_of(sse(*events))(asked, writer)
+
+    async with served(talk) as (opened, client):
+        runner = client.beta.messages.tool_runner(**ASK, tools=[look, go])  # tries a thread first
+        final = await runner.until_done()
+        assert calls == ["x", "go"] and final.content[0].text == "all seen"
+        results = [each for each in opened.peer.asked[-1].json["messages"] if each["role"] == "tool"]
+        assert [each["content"] for each in results] == ["seen x", "gone"]
+
+
+class City(BaseModel):
+    name: str
+    people: int
+
+
+async def test_the_anthropic_client_parses_a_structured_answer() -> None:
+    """api.md: output_config, and its older name output_format."""
+    text = '{"name": "Rome", "people": 3}'
+    async with served(stream_of(sse(*chat_events(text)))) as (opened, client):
+        said = await client.messages.parse(**ASK, output_format=City)
+        assert said.parsed_output == City(name="Rome", people=3)
+        sent = opened.peer.asked[-1].json["response_format"]
+        assert sent["type"] == "json_schema" and "people" in sent["json_schema"]["schema"]["properties"]
+        schema = {"type": "json_schema", "schema": {"type": "object"}}
+        await client.messages.create(**ASK, extra_body={"output_format": schema})
+        assert opened.peer.asked[-1].json["response_format"]["json_schema"]["schema"] == {"type": "object"}
+
+
+@pytest.mark.parametrize(
+    ("thinking", "effort", "told"),
+    [
+        ({"type": "enabled", "budget_tokens": 2000}, None, {"enable_thinking": True}),
+        ({"type": "disabled"}, None, {"enable_thinking": False}),
+        ({"type": "adaptive"}, "max", {"enable_thinking": True, "reasoning_effort": "high"}),
+        (None, "low", {"enable_thinking": True, "reasoning_effort": "low"}),
+        (None, None, None),
+    ],
+)
+async def test_thinking_and_effort_reach_the_chat_template(
+    thinking: dict[str, object] | None, effort: str | None, told: object
+) -> None:
+    """api.md"""
+    asked = {**ASK, "thinking": thinking, "output_config": None if effort is None else {"effort": effort}}
+    async with open_gateway(HELLO, catalog=HERE) as opened:
+        assert (await opened.ask("/v1/messages", asked)).status == 200
+        assert opened.peer.asked[0].json.get("chat_template_kwargs") == told

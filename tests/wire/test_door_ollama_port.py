@@ -13,12 +13,14 @@ from pathlib import Path
 import anthropic
 import ollama
 import openai
+import pytest
 
 from gguf_models import GgufFiles
 from support.running import running
 from watchbill.config import parse
 from watchbill.units import Bytes
 
+GREEDY = {"temperature": 0}
 CONFIG = '[models.a]\nengine = "scripted"\nscript = { text = "hello " }\n'
 
 
@@ -52,7 +54,7 @@ def test_apps_that_look_for_ollama_find_watchbill(tmp_path: Path) -> None:
 
 
 async def test_llamacpp_answers_in_three_protocols(tmp_path: Path, gguf_files: GgufFiles) -> None:
-    """api.md: the real clients against the real engine; Anthropic's protocol passes through, with its own count."""
+    """api.md: the real clients against the real engine; Anthropic's protocol with the engine's own counts."""
     source = gguf_files.chat("5MB")
     told = parse(
         f'[models.a]\nengine = "llamacpp"\nsource = "{source}"\nthreads = 1\ncontext = 512\n', base=tmp_path
@@ -79,7 +81,28 @@ async def test_llamacpp_answers_in_three_protocols(tmp_path: Path, gguf_files: G
                 assert (await stream.get_final_message()).stop_reason == "max_tokens"
             counted = await client.messages.count_tokens(model="a", messages=asked)
             assert counted.input_tokens > 0 and "watchbill" not in counted.model_dump()
+            assert message.usage.input_tokens + message.usage.cache_read_input_tokens == counted.input_tokens
+            plain = await client.messages.create(model="a", max_tokens=40, messages=asked, extra_body=GREEDY)
+            text = plain.content[0].text
+            async with client.messages.stream(
+                model="a", max_tokens=40, messages=asked, stop_sequences=[text[9:12]], extra_body=GREEDY
+            ) as stream:
+                events = [told async for told in stream]
+                stopped = await stream.get_final_message()
+            assert (stopped.stop_reason, stopped.stop_sequence) == ("stop_sequence", text[9:12])
+            assert stopped.content[0].text == text.partition(text[9:12])[0]
+            begun = events[0].message.usage
+            assert begun.input_tokens + begun.cache_read_input_tokens == counted.input_tokens
+            assert 0 < stopped.usage.output_tokens < plain.usage.output_tokens
+            long = [{"role": "user", "content": "word " * 2000}]
+            with pytest.raises(
+                anthropic.BadRequestError, match=r"prompt is too long: \d+ tokens > 512 maximum"
+            ):
+                await client.messages.create(model="a", max_tokens=4, messages=long)
         async with openai.AsyncOpenAI(base_url=f"{serving.url}/v1", api_key="x", max_retries=0) as client:
             whole = await client.chat.completions.create(model="a", messages=asked, max_tokens=4)
             assert whole.choices[0].finish_reason == "length"
+            with pytest.raises(openai.BadRequestError) as refused:
+                await client.chat.completions.create(model="a", messages=long)
+            assert refused.value.code == "context_length_exceeded"
         assert driver.status()["models"]["a"]["loads"] == 1  # num_ctx loaded nothing anew

@@ -23,8 +23,8 @@ from watchbill.catalog import ApiKey, EngineRules, Lane, Server
 from watchbill.errors import EngineFailed, Preempted, RequestError, RunTimeout
 from watchbill.gateway import relay
 from watchbill.gateway.dialects.responses import request, store
-from watchbill.gateway.dialects.responses.items import seal
 from watchbill.gateway.dialects.responses.response import Making
+from watchbill.gateway.dialects.thoughts import seal
 from watchbill.units import Millis
 
 HERE = replace(

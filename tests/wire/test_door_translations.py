@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from support.peer import chat_events, sse
 from watchbill.errors import EngineFailed, RequestError
 from watchbill.gateway.dialects.anthropic import request as anthropic_request
-from watchbill.gateway.dialects.anthropic.response import Events, message
+from watchbill.gateway.dialects.anthropic.response import Making
 from watchbill.gateway.dialects.ollama import request as ollama_request
 from watchbill.gateway.dialects.ollama import response as ollama_response
 from watchbill.gateway.dialects.ollama.response import Passed, Telling, Translated
@@ -75,11 +75,15 @@ def test_whatever_an_ollama_client_asks_is_translated_or_refused(body: dict[str,
 def test_whatever_an_anthropic_client_asks_is_translated_or_refused(body: dict[str, object]) -> None:
     """R42, R47"""
     try:
-        anthropic_request.check(body)
-        asked = anthropic_request.as_chat(body)
+        asked = anthropic_request.as_chat(anthropic_request.read(body), body)
     except RequestError:
         return
     assert asked["stream"] is True and isinstance(asked["messages"], list)
+
+
+def making() -> Making:
+    asked = {"model": "m", "max_tokens": 9, "messages": [], "stop_sequences": ["x"]}
+    return Making(anthropic_request.read(asked), "1")
 
 
 @settings(max_examples=100)
@@ -96,15 +100,15 @@ def test_whatever_an_engine_answers_is_told_or_is_its_failure(
     telling = Telling("m", chat=True)
     for tell in (
         lambda: Translated(telling).feed(text),
-        lambda: Events("1", "m").feed(text),
+        lambda: making().feed(text, "m"),
         lambda: ollama_response.whole(json.loads(json.dumps(fields)), telling),
-        lambda: message(json.loads(json.dumps(fields)), "1", "m"),
+        lambda: making().take_whole(json.loads(json.dumps(fields)), "m"),
     ):
         try:
             told = tell()
         except EngineFailed:
             continue
-        assert isinstance(told, bytes | dict)
+        assert isinstance(told, bytes | dict | list)
 
 
 @given(st.dictionaries(NAMES, VALUES, max_size=5))

@@ -600,12 +600,7 @@ async def test_who_is_told_of_the_fault_within_the_stream_is_at_fault_all_the_sa
     told = (
         b'data: {"error": {"code": 400, "message": "no such grammar", "type": "invalid_request_error"}}\n\n'
     )
-
-    async def talk(asked: Asked, writer: asyncio.StreamWriter) -> None:
-        native = asked.path == "/v1/messages"
-        await (stream_of(status=404) if native else stream_of(told))(asked, writer)
-
-    async with open_gateway(talk) as opened:
+    async with open_gateway(stream_of(told)) as opened:
         for _ in range(4):
             body: dict[str, object] = {
                 "model": "a",

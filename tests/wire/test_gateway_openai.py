@@ -35,8 +35,8 @@ def chunk(
         ("/v1/completions", "/llm/v1/completions"),
         ("/v1/embeddings", "/llm/v1/embeddings"),
         ("/v1/rerank", "/llm/v1/rerank"),
-        ("/v1/messages", "/llm/v1/messages"),
-        ("/v1/messages/count_tokens", "/llm/v1/messages/count_tokens"),
+        ("/v1/messages", "/llm/v1/chat/completions"),
+        ("/v1/messages/count_tokens", "/llm/v1/chat/completions/input_tokens"),
         ("/api/chat", "/llm/v1/chat/completions"),
         ("/api/generate", "/llm/v1/chat/completions"),
         ("/api/embed", "/llm/v1/embeddings"),
@@ -235,6 +235,7 @@ async def test_an_engines_refusal_keeps_its_words() -> None:
                 "exceed_context_size_error",
                 "engine",
             )
+            assert error["code"] == "context_length_exceeded"
             assert opened.driver.requests() == []
 
 
@@ -359,3 +360,35 @@ def test_the_text_is_the_same_however_the_stream_was_split(text: str, places: li
     for start, end in pairwise(at):
         assembly.feed(stream[start:end])
     assert assembly.result()["choices"][0]["message"]["content"] == text
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        {"code": 400, "message": "the request exceeds it", "type": "exceed_context_size_error"},
+        {"message": "long", "type": "invalid_request_error", "code": "context_length_exceeded"},
+        {"message": "This model's maximum context length is 512 tokens. However, you requested 600 tokens"},
+        {"message": "The input (600 tokens) is longer than the model's context length (512 tokens).", "code": 400},
+    ],
+    ids=["llama.cpp", "OpenAI", "vLLM", "SGLang"],
+)  # fmt: skip
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_prompt_that_is_too_long_has_the_code_that_clients_match(
+    error: dict[str, object], stream: bool
+) -> None:
+    """api.md: whichever engine said so, in its own words."""
+    refuse = stream_of(json.dumps({"error": error}).encode(), content_type="application/json", status=400)
+    async with open_gateway(refuse) as opened:
+        answer = await opened.ask("/v1/chat/completions", {**CHAT, "stream": stream})
+        assert (answer.status, answer.code) == (400, "context_length_exceeded")
+        assert answer.json["error"]["message"] == error["message"]
+
+
+@pytest.mark.parametrize(
+    "message", ["n must be below 5 tokens", "the schema exceeds the limit", "no context"]
+)
+async def test_another_refusal_is_not_taken_for_a_prompt_that_is_too_long(message: str) -> None:
+    """api.md: clients would shorten their conversation for nothing."""
+    body = json.dumps({"error": {"message": message, "type": "invalid_request_error"}}).encode()
+    async with open_gateway(stream_of(body, content_type="application/json", status=400)) as opened:
+        assert (await opened.ask("/v1/chat/completions", CHAT)).code == "invalid_request_error"

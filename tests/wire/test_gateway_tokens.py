@@ -41,17 +41,6 @@ def whole(answer: object) -> Talk:
 VECTORS = whole(
     {"data": [{"embedding": [0.5], "index": 0}], "usage": {"prompt_tokens": 42, "total_tokens": 42}}
 )
-ANTHROPIC = stream_of(
-    b'event: message_start\ndata: {"type":"message_start","message":{"id":"m","type":"message","role":"assistant",'
-    b'"content":[],"model":"m","usage":{"input_tokens":30,"output_tokens":1}}}\n\n'
-    b'event: content_block_start\ndata: {"type":"content_block_start","index":0,"content_block":'
-    b'{"type":"text","text":""}}\n\n'
-    b'event: content_block_delta\ndata: {"type":"content_block_delta","index":0,"delta":'
-    b'{"type":"text_delta","text":"hi"}}\n\n'
-    b'event: message_delta\ndata: {"type":"message_delta","delta":{"stop_reason":"end_turn"},'
-    b'"usage":{"output_tokens":12}}\n\n'
-    b'event: message_stop\ndata: {"type":"message_stop"}\n\n'
-)
 CHAT = {
     "model": "a",
     "max_tokens": 5,
@@ -68,7 +57,7 @@ CHAT = {
         ("/v1/chat/completions", TOLD),
         ("/v1/embeddings", VECTORS),
         ("/v1/rerank", VECTORS),
-        ("/v1/messages", ANTHROPIC),
+        ("/v1/messages", TOLD),
         ("/api/chat", TOLD),
         ("/api/generate", TOLD),
         ("/api/embed", VECTORS),

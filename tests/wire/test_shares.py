@@ -16,10 +16,10 @@ from watchbill.engines.sse import EventTooLarge, WholeEvents
 from watchbill.engines.upstream import Outgoing, Upstream
 from watchbill.errors import EngineFailed
 from watchbill.gateway.assemble import Assembly
-from watchbill.gateway.dialects.anthropic.response import Gathering
+from watchbill.gateway.dialects.anthropic.request import read
+from watchbill.gateway.dialects.anthropic.response import Collecting, Making
 from watchbill.gateway.growing import Kept
 from watchbill.gateway.toolcalls import ToolCalls
-from watchbill.gateway.wire import event
 from watchbill.limits import (
     CHOICES_MAX,
     GROWN_CHARACTER_WEIGHT,
@@ -75,7 +75,7 @@ async def test_an_engine_that_sends_without_pause_holds_up_nobody(name: str, pat
     async with open_gateway(storm(*STORMS[name])) as opened:
         doing = asyncio.ensure_future(opened.ask(path, asking(stream)))
         assert await longest_pause(doing) < LAG_S_MAX
-        assert (await doing).status in (200, 502)  # these are no events of Anthropic's
+        assert (await doing).status in (200, 502)
 
 
 async def test_of_an_answer_that_came_at_once_a_turn_gives_out_a_share() -> None:
@@ -204,23 +204,22 @@ def grow_assembly(pieces: int) -> int:
     return len(str(assembly.result()["choices"])) - 200
 
 
-def grow_gathering(pieces: int) -> int:
-    gathering = Gathering()
-    delta = {"type": "input_json_delta", "partial_json": "x" * 5}
-    said = event({"type": "content_block_delta", "index": 0, "delta": delta})
-    gathering.feed(
-        event({"type": "content_block_delta", "index": 0, "delta": {**delta, "partial_json": '{"a":"'}})
-    )
+def grow_message(pieces: int) -> int:
+    asked = read({"model": "a", "max_tokens": 1, "messages": []})
+    collecting = Collecting(lambda: Making(asked, "1"), lambda: "a").begin()
+
+    def call(arguments: str) -> bytes:
+        calls = [{"index": 0, "function": {"name": "f", "arguments": arguments}}]
+        return sse({"choices": [{"index": 0, "delta": {"tool_calls": calls}}]})
+
+    collecting.feed(call('{"a":"'))
     for _ in range(0, pieces, 100):
-        gathering.feed(said * 100)
-    gathering.feed(
-        event({"type": "content_block_delta", "index": 0, "delta": {**delta, "partial_json": '"}'}})
-    )
-    gathering.feed(event({"type": "message_stop"}))
-    return len(str(gathering.result()["content"]))
+        collecting.feed(call("x" * 5) * 100)
+    collecting.feed(call('"}') + END)
+    return len(str(collecting.result()["content"]))
 
 
-@pytest.mark.parametrize("grow", [grow_calls, grow_assembly, grow_gathering])
+@pytest.mark.parametrize("grow", [grow_calls, grow_assembly, grow_message])
 def test_a_text_in_many_pieces_costs_its_length_and_not_the_square(grow: Callable[[int], int]) -> None:
     """R34: 100,000 pieces of 5 characters; copying the whole for each takes minutes."""
     began = time.perf_counter()

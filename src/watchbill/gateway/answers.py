@@ -4,6 +4,7 @@ Owns the shapes of errors. An error says whether Watchbill or the engine failed 
 the closed list in `errors`. Never contains a traceback, a path or a prompt.
 """
 
+import re
 from collections.abc import Mapping
 from typing import cast
 
@@ -17,6 +18,7 @@ from watchbill.limits import RETRY_AFTER_S_MAX
 __all__ = [
     "EngineRefused",
     "as_response",
+    "code_of",
     "engine_error",
     "error_body",
     "error_fields",
@@ -24,6 +26,7 @@ __all__ = [
     "let_go",
     "refuse",
     "status_of",
+    "too_long",
     "verdict",
 ]
 
@@ -43,22 +46,48 @@ _TYPES = {
 _RETRY_AFTER_DEFAULT_S = 5
 #: What llama.cpp answers with 500 although nothing is wrong with it: the request is.
 _CALLERS_FAULTS = ("is too large to process", "Failed to parse tool", "Failed to parse messages")
+#: How engines say that a prompt is longer than the context: llama.cpp and OpenAI by a name; vLLM, SGLang and others in
+#: words, with two figures.
+_TOO_LONG_CODE = "context_length_exceeded"
+_TOO_LONG_NAMES = frozenset({"exceed_context_size_error", _TOO_LONG_CODE})
+_TOO_LONG_WORDS = re.compile(
+    r"maximum context length|exceeds the available context size|longer than the model's context length|"
+    r"exceeds? (?:the )?context (?:length|size|window)",
+    re.IGNORECASE,
+)
+_FIGURES = re.compile(r"\b\d{1,9}(?= tokens)|(?<=is )\d{1,9}\b")
 #: Statuses after which a client may try again by itself.
 _RETRYABLE = frozenset({429, 503, 507})
 
 _encode = msgspec.json.Encoder().encode
 
 
+class TooLong(msgspec.Struct, frozen=True):
+    """A prompt is longer than its model's context, in tokens; None where the engine does not say."""
+
+    asked: int | None = None
+    most: int | None = None
+
+
 class EngineRefused(EngineFailed):
     """The engine answered with an error of its own, which is passed on in its own words."""
 
-    def __init__(self, status: int, message: str, *, kind: str | None = None, param: object = None) -> None:
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        kind: str | None = None,
+        param: object = None,
+        too_long: TooLong | None = None,
+    ) -> None:
         super().__init__(message)
         # An engine's 5xx is ours to answer for: 502 says that the gateway is well and the engine is not.
         self.said = said_by(status)
         self.answered = 502 if self.said is Said.FAILED else status
         self.kind = kind
         self.param = param
+        self.too_long = too_long
 
 
 def engine_error(status: int, answer: object) -> EngineRefused:
@@ -77,7 +106,27 @@ def engine_error(status: int, answer: object) -> EngineRefused:
     kept = kind if isinstance(kind, str) else None
     if status == 500 and any(fault in message for fault in _CALLERS_FAULTS):
         status, kept = 400, "invalid_request_error"
-    return EngineRefused(status, message, kind=kept, param=fields.get("param"))
+    long = _too_long(fields, message) if status < 500 else None
+    return EngineRefused(status, message, kind=kept, param=fields.get("param"), too_long=long)
+
+
+def _too_long(fields: dict[str, object], message: str) -> TooLong | None:
+    """Whether an engine says that the prompt exceeds the context: llama.cpp and OpenAI by a name, others in words."""
+    found = _TOO_LONG_WORDS.search(message)
+    if found is None and _TOO_LONG_NAMES.isdisjoint((str(fields.get("type")), str(fields.get("code")))):
+        return None
+    asked, most = fields.get("n_prompt_tokens"), fields.get("n_ctx")
+    figures = [int(figure) for figure in _FIGURES.findall(message)]
+    if isinstance(asked, int) and isinstance(most, int):
+        return TooLong(asked, most)
+    if found is not None and len(figures) == 2:
+        return TooLong(max(figures), min(figures))
+    return TooLong()
+
+
+def too_long(error: TheirsError) -> TooLong | None:
+    """By how much a prompt was too long; None for any other error."""
+    return error.too_long if isinstance(error, EngineRefused) else None
 
 
 def status_of(error: TheirsError) -> int:
@@ -115,13 +164,18 @@ def error_fields(error: TheirsError) -> dict[str, object]:
     """An error in OpenAI's shape."""
     status = status_of(error)
     kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
-    code, param = error.code, None
+    param = None
     if isinstance(error, EngineRefused):
         kind, param = error.kind or kind, error.param
-        if error.answered < 500:
-            code = error.kind or "invalid_request"
     source = "engine" if isinstance(error, EngineFailed) else "watchbill"
-    return {"message": str(error), "type": kind, "param": param, "code": code, "source": source}
+    return {"message": str(error), "type": kind, "param": param, "code": code_of(error), "source": source}
+
+
+def code_of(error: TheirsError) -> str:
+    """The code that scripts match on. A request that the engine refuses is no failure of the engine."""
+    if not isinstance(error, EngineRefused) or error.answered >= 500:
+        return error.code
+    return _TOO_LONG_CODE if error.too_long is not None else error.kind or "invalid_request"
 
 
 def _retry_headers(error: TheirsError) -> dict[str, str]:

@@ -71,6 +71,8 @@ class Assembly:
         "_more", "_reader", "_top", "_words", "chat",
     )  # fmt: skip
 
+    is_over = False  # only the engine ends it
+
     def __init__(self, *, chat: bool) -> None:
         self.chat = chat
         self._reader: EventReader | None = None  # made, with `_kept`, for the first pieces that are read

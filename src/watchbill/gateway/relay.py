@@ -53,6 +53,11 @@ _CUTS: dict[CutKind, type[TheirsError]] = {
 class Collector(Protocol):
     """Makes one answer out of the pieces of a stream."""
 
+    @property
+    def is_over(self) -> bool:
+        """Whether the answer is whole already: the engine need not go on."""
+        ...
+
     def feed(self, piece: bytes) -> None:
         """Takes bytes of the stream. Raises what the engine says went wrong."""
         ...
@@ -163,11 +168,12 @@ class Relay:
                     take(piece)
                     if is_overheard:
                         self._listen(piece)
-                    if resume is not None and resume.is_at_boundary:
+                    is_over = collector is not None and collector.is_over
+                    if resume is not None and not is_over and resume.is_at_boundary:
                         resume.go_on()
                         self._return_turn()
                         break
-                    if resume is None and call.has_ended:
+                    if is_over or (resume is None and call.has_ended):
                         piece = b""
                         continue
                     while (piece := self._take(call)) is None:
@@ -204,6 +210,8 @@ class Relay:
         while piece:
             await out.write(piece)
             tail = piece if len(piece) > 32 else (tail + piece)[-32:]
+            if out.is_over:
+                break
             if self.resume is not None and self.resume.is_at_boundary:
                 piece = await self._yield_turn(out, self.resume)
             else:

@@ -82,6 +82,11 @@ class Out(ABC):
     def has_ended(self, tail: bytes) -> bool:
         """Whether the engine's stream came to its end, by its last bytes."""
 
+    @property
+    def is_over(self) -> bool:
+        """Whether the answer is whole already: the engine need not go on."""
+        return False
+
     def takes(self, status: int, content_type: str) -> bool:
         """Whether an answer that is no stream of events can be written here all the same."""
         return False

@@ -1,29 +1,29 @@
 """Anthropic's API: POST /v1/messages, and the count of tokens.
 
-An engine that speaks Anthropic's dialect itself (llama.cpp's server does) is asked in it, and its answer passes. The
-first request finds out: an engine that does not have the address is asked again in OpenAI's dialect, in the same turn,
-and remembered. Engines are always asked to stream. While a request waits, its stream
-carries pings.
+Every engine is asked for a chat, and its stream becomes a message here (`response.Making`); llama.cpp's own address
+leaves out documents and other blocks without a word. While a request waits, its stream carries pings. Stop sequences
+are found here, and end the engine's work.
 """
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from watchbill.engines.upstream import Outgoing
 from watchbill.errors import TheirsError
 from watchbill.gateway.answers import json_response
-from watchbill.gateway.assemble import Assembly
 from watchbill.gateway.body import JsonSender
-from watchbill.gateway.dialects.anthropic import request, response
-from watchbill.gateway.dialects.anthropic.response import PING, Events, Gathering, Opening, error_fields
+from watchbill.gateway.dialects.anthropic import request
+from watchbill.gateway.dialects.anthropic.blocks import restored
+from watchbill.gateway.dialects.anthropic.errors import error_fields, lines
+from watchbill.gateway.dialects.anthropic.request import Asked
+from watchbill.gateway.dialects.anthropic.response import PING, Collecting, Making
 from watchbill.gateway.fallback import Fallback
 from watchbill.gateway.http.messages import Answer, Response
-from watchbill.gateway.model_calls import Fields, ModelCalls
+from watchbill.gateway.model_calls import Fields, ModelCalls, Sender
 from watchbill.gateway.options import check_ranges
-from watchbill.gateway.relay import Collector
 from watchbill.gateway.request_context import RequestContext
 from watchbill.gateway.stream import StreamOut
 from watchbill.gateway.wire import event
-from watchbill.limits import TRANSLATED_MODELS_MAX
 from watchbill.runtime.ticket import Start, Submission
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 __all__ = ["AnthropicApi"]
 
-_JSON = "application/json"
+_CHAT = "/v1/chat/completions"
 
 
 class AnthropicApi:
@@ -40,115 +40,91 @@ class AnthropicApi:
     def __init__(self, gateway: "Services") -> None:
         self._gateway = gateway
         self._calls = ModelCalls(gateway)
-        self._translated: dict[str, None] = {}  # models whose engine does not speak this protocol
 
     async def messages(self, context: RequestContext) -> Answer:
         """POST /v1/messages."""
-        body, submission = await self._read(context)
-        request.check(body)
-        submission = await self._gateway.abilities.check(submission, "completion", body["messages"])
-        asking = _Asking(self._translated, body)
-        if body.get("stream") is True:
-            out = MessagesOut(context, asking)
-            return await self._calls.stream(context, submission, asking.send, out, unknown=asking.unknown)
-        answer = await self._calls.collect(
-            context, submission, asking.send, asking.collector, unknown=asking.unknown
-        )
-        if isinstance(answer, Fallback):
-            told = response.fallen_back(answer, context.id)
-        elif asking.is_native:
-            told = response.named(answer.fields(), context.id, context.model)
-        else:
-            told = response.message(answer.fields(), context.id, context.model)
-        return json_response(told, response.lines(context))
+        asked, chat, submission = await self._read(context)
+        make = partial(Making, asked, context.id, partial(_estimate, context, chat))
+        send = self._sender(asked, chat)
+        if asked.stream:
+            return await self._calls.stream(context, submission, send, MessagesOut(context, make()))
+        collecting = Collecting(make, lambda: context.model)
+        answer = await self._calls.collect(context, submission, send, collecting.begin)
+        return json_response(collecting.final(answer), lines(context))
 
     async def count_tokens(self, context: RequestContext) -> Response:
         """POST /v1/messages/count_tokens: the engine's count, else an estimate that says so."""
-        body, submission = await self._read(context)
-        request.check(body, counting=True)
-        told = await self._calls.count(context, submission, JsonSender(body, "/v1/messages/count_tokens"))
-        if told is None:
-            lifted = context.lifted.size if context.lifted else 0
-            tokens = request.estimate_tokens(body, lifted)
-            told = {"input_tokens": tokens, "watchbill": {"estimated": True}}
-        return json_response(told, response.lines(context))
+        _, chat, submission = await self._read(context, counting=True)
+        sender = JsonSender({**chat, "stream": False}, f"{_CHAT}/input_tokens")
+        counted = await self._calls.count(context, submission, sender)
+        tokens = None if counted is None else counted.get("input_tokens")
+        told: Fields = {"input_tokens": tokens}
+        if not isinstance(tokens, int):
+            told = {"input_tokens": _estimate(context, chat), "watchbill": {"estimated": True}}
+        return json_response(told, lines(context))
 
-    async def _read(self, context: RequestContext) -> tuple[Fields, Submission]:
-        body = await self._gateway.bodies.read_object(context)
+    async def _read(
+        self, context: RequestContext, *, counting: bool = False
+    ) -> tuple[Asked, Fields, Submission]:
+        """A request, the chat that it means, and what it asks of the scheduler."""
+        gateway = self._gateway
+        body = await gateway.bodies.read_object(context)
+        if context.lifted is not None:
+            body = restored(body, context.lifted)
         check_ranges(body)
-        return body, self._gateway.caller_options.submission(context, body, self._gateway.driver.catalog)
+        asked = request.read(body, counting=counting)
+        submission = gateway.caller_options.submission(context, body, gateway.driver.catalog)
+        chat = request.as_chat(asked, body)
+        submission = await gateway.abilities.check(submission, "completion", chat["messages"])
+        return asked, chat, submission
+
+    def _sender(self, asked: Asked, chat: Fields) -> Sender:
+        """Sends a chat to the engine whose turn it is; llama.cpp is told a little more."""
+        plain = JsonSender(chat, _CHAT)
+        more = JsonSender({**chat, **request.for_llamacpp(asked)}, _CHAT)
+
+        def send(start: Start) -> Outgoing:
+            is_llamacpp = self._gateway.driver.catalog.driver_of(start.model) == "llamacpp"
+            return (more if is_llamacpp else plain)(start)
+
+        return send
 
 
-class _Asking:
-    """One request on its way: in Anthropic's words, or in OpenAI's to an engine that lacks them."""
-
-    def __init__(self, translated: dict[str, None], body: Fields) -> None:
-        self._translated = translated
-        self._translate = JsonSender(request.as_chat(body), "/v1/chat/completions")
-        self._pass = JsonSender({**body, "stream": True}, "/v1/messages")
-        self._model = ""
-        self.is_native = False
-
-    def send(self, start: Start) -> Outgoing:
-        """What the relay asks when the turn has come."""
-        self._model = start.model
-        self.is_native = start.model not in self._translated
-        return self._pass(start) if self.is_native else self._translate(start)
-
-    def unknown(self) -> bool:
-        """The engine does not have the address. True when it has not been asked otherwise yet."""
-        if not self.is_native:
-            return False
-        if len(self._translated) >= TRANSLATED_MODELS_MAX:
-            self._translated.clear()
-        self._translated[self._model] = None
-        return True
-
-    def collector(self) -> Collector:
-        """How this engine's stream becomes one answer."""
-        return Gathering() if self.is_native else Assembly(chat=True)
+def _estimate(context: RequestContext, chat: Fields) -> int:
+    return request.estimate_tokens(chat, context.lifted.size if context.lifted else 0)
 
 
 class MessagesOut(StreamOut):
-    """A stream of Anthropic's events, passed or translated."""
+    """A stream of Anthropic's events."""
 
-    def __init__(self, context: RequestContext, asking: _Asking) -> None:
+    def __init__(self, context: RequestContext, making: Making) -> None:
         super().__init__(context)
-        self._asking = asking
-        self._events: Events | None = None
-        self._opening: Opening | None = None
+        self._making = making
 
     def lines(self) -> str:
-        return response.lines(self.context)
+        return lines(self.context)
 
     async def comment(self, text: str) -> None:
         await self.send(PING)
 
     async def write(self, piece: bytes) -> None:
-        if self._asking.is_native:
-            if self._opening is None:
-                self._opening = Opening(self.context.id, self.context.model)
-            await super().write(self._opening.feed(piece))
-            return
-        if self._events is None:
-            self._events = Events(self.context.id, self.context.model)
-        await self.send(self._events.feed(piece))
+        await self._send(self._making.feed(piece, self.context.model))
 
     async def flush(self) -> None:
-        if self._events is None:
-            if self._opening is not None:
-                await super().write(self._opening.end())
-            await super().flush()
-        else:
-            await self.send(self._events.end())
+        await self._send(self._making.end(self.context.model))
 
     async def fail(self, error: TheirsError) -> None:
         await self.send_last(event(error_fields(error), "error"))
 
     async def fall_back(self, fallback: Fallback) -> None:
-        await self.send(response.fallen_back_events(fallback, self.context.id))
+        await self._send(self._making.fall_back(fallback))
 
     def has_ended(self, tail: bytes) -> bool:
-        if self._events is not None:
-            return self._events.is_done
-        return b'"message_stop"' in tail[-32:] or b"event: error" in tail
+        return self._making.is_done
+
+    @property
+    def is_over(self) -> bool:
+        return self._making.is_over
+
+    async def _send(self, events: list[Fields]) -> None:
+        await self.send(b"".join(event(each, str(each["type"])) for each in events))

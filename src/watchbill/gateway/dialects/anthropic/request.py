@@ -1,211 +1,173 @@
-"""Requests in Anthropic's dialect, translated to OpenAI's. Does no I/O.
+"""Requests in Anthropic's dialect, translated to chats. Does no I/O.
 
-Owns the meaning of system texts, content blocks, tools and tool results. What has no meaning for a local model
-(caching marks, metadata, service tiers) is left out; what cannot be done (tools that run at Anthropic) is refused.
+Owns the checks of a request's fields, and what the fields about the answer (format, thinking, stop sequences) become.
+The conversation itself is translated by `blocks`, tools by `tools`. What has no meaning for a local model (caching
+marks, metadata, service tiers) is left out; what cannot be done is refused with the reason.
 """
 
+from dataclasses import dataclass
 from typing import cast
 
-from watchbill.errors import RequestError
+from watchbill.errors import RequestError, ThreadsUnsupported
 from watchbill.gateway.body import encode
+from watchbill.gateway.dialects.anthropic.blocks import as_messages
+from watchbill.gateway.dialects.anthropic.tools import offered
+from watchbill.gateway.dialects.anthropic.treatment import FIELDS
+from watchbill.gateway.dialects.thoughts import EFFORTS, thinking_fields
+from watchbill.gateway.dialects.treatment import Treatment
+from watchbill.limits import STOP_SEQUENCE_CHARS_MAX, STOP_SEQUENCES_MAX
 
-__all__ = ["as_chat", "check", "estimate_tokens"]
+__all__ = ["Asked", "as_chat", "estimate_tokens", "for_llamacpp", "read"]
 
 Fields = dict[str, object]
 
-#: Fields with a meaning of their own, or with none here; every other one goes through.
-_KNOWN = frozenset({
-    "model", "messages", "system", "max_tokens", "stop_sequences", "stream", "tools", "tool_choice", "thinking",
-    "metadata", "service_tier", "cache_control", "container", "context_management", "mcp_servers", "output_format",
-    "output_config", "inference_geo", "speed", "betas",
-})  # fmt: skip
-_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
+_REASONS = {
+    "compaction": "conversations are not compacted here",
+    "container": "no code runs here",
+    "fallback_credit_token": "there are no credits here",
+    "fallbacks": "models fall back by their family, see docs/scheduling.md",
+    "mcp_servers": "no servers are called from here; call them yourself and offer their tools",
+}
+#: Fields of a chat that would make another answer than a message is, and what is meant by them here.
+_OF_CHATS = {
+    "n": "one message is made for a request",
+    "stop": "use stop_sequences",
+    "functions": "use tools",
+    "function_call": "use tool_choice",
+    "response_format": "use output_config",
+    "stream_options": "counts always come",
+    "logprobs": "a message has no place for them",
+    "top_logprobs": "a message has no place for them",
+    "max_completion_tokens": "use max_tokens",
+    "reasoning_effort": "use output_config",
+}
+_THINKS = {"enabled": True, "adaptive": True, "between_tools": True, "disabled": False}
 #: Characters of a token, where no tokenizer can be asked.
 _CHARS_PER_TOKEN = 4
 
 
-def check(body: Fields, *, counting: bool = False) -> None:
-    """Raises RequestError for what every request must have."""
-    limit = body.get("max_tokens")
-    if not counting and (not isinstance(limit, int) or isinstance(limit, bool) or limit < 1):
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A request that was read: what is needed again while the answer is made."""
+
+    body: Fields  # without nulls
+    stream: bool
+    max_tokens: int | None
+    stops: tuple[str, ...]
+    hides_thoughts: bool  # they come only in their block's signature
+
+
+def read(body: Fields, *, counting: bool = False) -> Asked:
+    """Reads and checks a request. Raises RequestError."""
+    given = {name: value for name, value in body.items() if value is not None}
+    _check_names(given)
+    limit = given.get("max_tokens")
+    if not isinstance(limit, int | None) or isinstance(limit, bool) or (limit is not None and limit < 1):
         raise RequestError("max_tokens must be a whole number of at least 1")
-    stream = body.get("stream")
-    if stream is not None and not isinstance(stream, bool):
+    if limit is None and not counting:
+        raise RequestError("max_tokens must be a whole number of at least 1")
+    stream = given.get("stream", False)
+    if not isinstance(stream, bool):
         raise RequestError("stream must be true or false")
-    if not isinstance(body.get("messages"), list):
+    if not isinstance(given.get("messages"), list):
         raise RequestError("messages must be a list")
+    thinking = _object(given, "thinking")
+    display = thinking.get("display")
+    if display not in (None, "summarized", "omitted"):
+        raise RequestError("thinking.display must be summarized or omitted")
+    return Asked(given, stream, limit, _stops(given.get("stop_sequences")), display == "omitted")
 
 
-def as_chat(body: Fields) -> Fields:
-    """The request as an OpenAI chat that streams and counts."""
-    asked: Fields = {name: value for name, value in body.items() if name not in _KNOWN}
-    asked["model"], asked["max_tokens"] = body["model"], body.get("max_tokens")
-    asked["messages"] = [*_system(body.get("system")), *_messages(body["messages"])]
-    if stops := body.get("stop_sequences"):
-        asked["stop"] = stops
-    if tools := body.get("tools"):
-        asked["tools"] = [_tool(tool) for tool in _list(tools, "tools")]
-        asked.update(_choice(body.get("tool_choice")))
-    thinking = body.get("thinking")
-    if isinstance(thinking, dict):
-        wanted = cast("Fields", thinking).get("type") != "disabled"
-        asked["chat_template_kwargs"] = {"enable_thinking": wanted}
-    asked.update(_format(body))
-    return {**asked, "stream": True, "stream_options": {"include_usage": True}}
+def as_chat(asked: Asked, body: Fields) -> Fields:
+    """The request as a chat that streams and counts; `body` is the request without our own fields."""
+    given = asked.body
+    chat: Fields = {
+        name: value
+        for name, value in body.items()
+        if value is not None and (name not in FIELDS or name in ("temperature", "top_k", "top_p"))
+    }
+    chat["model"] = body["model"]
+    chat["messages"] = as_messages(given.get("system"), given["messages"])
+    if asked.max_tokens is not None:
+        chat["max_tokens"] = asked.max_tokens
+    chat |= offered(given.get("tools"), given.get("tool_choice"))
+    chat |= _format(given) | _thinking(given, chat)
+    return {**chat, "stream": True, "stream_options": {"include_usage": True}}
 
 
-def estimate_tokens(body: Fields, lifted: int = 0) -> int:
-    """About how many tokens a request has, for engines that cannot count them; `lifted`: bytes that are not in it."""
-    counted = {name: body[name] for name in ("system", "messages", "tools") if name in body}
+def for_llamacpp(asked: Asked) -> Fields:
+    """What llama.cpp is told beside a chat: to count with every piece, and how long it may think."""
+    told: Fields = {"timings_per_token": True}
+    budget = _object(asked.body, "thinking").get("budget_tokens")
+    return told if budget is None else {**told, "thinking_budget_tokens": budget}
+
+
+def estimate_tokens(chat: Fields, lifted: int = 0) -> int:
+    """About how many tokens a chat has, for engines that do not count them; `lifted`: bytes that are not in it."""
+    counted = {name: chat[name] for name in ("messages", "tools") if name in chat}
     return max(1, (len(encode(counted)) + lifted) // _CHARS_PER_TOKEN)
 
 
-# ------------------------------------------------------------------ messages
+def _check_names(given: Fields) -> None:
+    if "thread" in given:
+        raise ThreadsUnsupported  # by its code clients go on without one
+    for name, value in given.items():
+        if FIELDS.get(name) is Treatment.REFUSED and value not in ([], {}):
+            raise RequestError(f"{name} cannot be used: {_REASONS[name]}")
+        if name in _OF_CHATS:
+            raise RequestError(
+                f"{name} belongs to /v1/chat/completions, not to /v1/messages: {_OF_CHATS[name]}"
+            )
 
 
-def _system(system: object) -> list[Fields]:
-    if not system:
-        return []
-    text = system if isinstance(system, str) else "\n\n".join(map(_text, _list(system, "system")))
-    return [{"role": "system", "content": text}]
+def _stops(stops: object) -> tuple[str, ...]:
+    if stops is None:
+        return ()
+    texts = cast("list[object]", stops) if isinstance(stops, list) else [None]
+    if len(texts) > STOP_SEQUENCES_MAX:
+        raise RequestError(f"stop_sequences has at most {STOP_SEQUENCES_MAX} texts")
+    for text in texts:
+        if not isinstance(text, str) or not text or len(text) > STOP_SEQUENCE_CHARS_MAX:
+            raise RequestError(
+                f"stop_sequences must be a list of texts, each of 1 to {STOP_SEQUENCE_CHARS_MAX} characters"
+            )
+    return tuple(cast("list[str]", texts))
 
 
-def _messages(messages: object) -> list[Fields]:
-    asked: list[Fields] = []
-    for message in _list(messages, "messages"):
-        role, content = message.get("role"), message.get("content")
-        if role not in ("user", "assistant", "system"):
-            raise RequestError("a message's role must be user or assistant")
-        if isinstance(content, str):
-            asked.append({"role": role, "content": content})
-        elif role == "assistant":
-            asked.append(_assistant(_list(content, "content")))
-        else:
-            asked += _user(str(role), _list(content, "content"))
-    return asked
-
-
-def _user(role: str, blocks: list[Fields]) -> list[Fields]:
-    """Results of tools are messages of their own in OpenAI's words, before what the user says."""
-    asked = [_tool_result(block) for block in blocks if block.get("type") == "tool_result"]
-    parts = [_part(block) for block in blocks if block.get("type") != "tool_result"]
-    if parts:
-        plain = all(part["type"] == "text" for part in parts)
-        asked.append({"role": role, "content": "\n".join(str(p["text"]) for p in parts) if plain else parts})
-    return asked
-
-
-def _assistant(blocks: list[Fields]) -> Fields:
-    said: Fields = {"role": "assistant", "content": ""}
-    texts, thoughts, calls = list[str](), list[str](), list[Fields]()
-    for block in blocks:
-        match block.get("type"):
-            case "text":
-                texts.append(_text(block))
-            case "thinking":
-                thoughts.append(str(block.get("thinking", "")))
-            case "redacted_thinking":
-                pass
-            case "tool_use":
-                arguments = encode(cast("Fields", block.get("input") or {})).decode()
-                function = {"name": block.get("name"), "arguments": arguments}
-                calls.append({"id": block.get("id"), "type": "function", "function": function})
-            case kind:
-                raise RequestError(f"a block of type {str(kind)[:60]!a} cannot be passed on")
-    said["content"] = "".join(texts)
-    if thoughts:
-        said["reasoning_content"] = "".join(thoughts)
-    if calls:
-        said["tool_calls"] = calls
-    return said
-
-
-def _tool_result(block: Fields) -> Fields:
-    content = block.get("content")
-    if isinstance(content, list):
-        parts = [_part(part) for part in _list(cast("object", content), "content")]
-        plain = all(part["type"] == "text" for part in parts)
-        content = "\n".join(str(part["text"]) for part in parts) if plain else parts
-    said = content if content is not None else ""
-    if block.get("is_error") and isinstance(said, str):
-        said = f"Error: {said}"
-    return {"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": said}
-
-
-def _part(block: Fields) -> Fields:
-    match block.get("type"):
-        case "text":
-            return {"type": "text", "text": _text(block)}
-        case "image":
-            return {"type": "image_url", "image_url": {"url": _image_url(block.get("source"))}}
-        case "document":
-            source = block.get("source")
-            fields = cast("Fields", source) if isinstance(source, dict) else {}
-            if fields.get("type") == "text" and isinstance(fields.get("data"), str):
-                return {"type": "text", "text": fields["data"]}
-            raise RequestError("of documents only plain texts can be passed on")
-        case kind:
-            raise RequestError(f"a block of type {str(kind)[:60]!a} cannot be passed on")
-
-
-def _image_url(source: object) -> str:
-    fields = cast("Fields", source) if isinstance(source, dict) else {}
-    if fields.get("type") == "base64":
-        return f"data:{fields.get('media_type')};base64,{fields.get('data')}"
-    url = fields.get("url")
-    if fields.get("type") == "url" and isinstance(url, str):
-        return url
-    raise RequestError("an image's source must be base64 or url")
-
-
-# ------------------------------------------------------------------ tools
-
-
-def _tool(tool: Fields) -> Fields:
-    if tool.get("type", "custom") != "custom" or not isinstance(tool.get("name"), str):
-        raise RequestError("of tools only those that the caller runs can be used, each with a name")
-    function: Fields = {"name": tool["name"], "parameters": tool.get("input_schema") or {"type": "object"}}
-    if description := tool.get("description"):
-        function["description"] = description
-    return {"type": "function", "function": function}
-
-
-def _choice(choice: object) -> Fields:
-    if not isinstance(choice, dict):
+def _format(given: Fields) -> Fields:
+    """The form of the answer; `output_format` is the older name of `output_config.format`."""
+    config = _object(given, "output_config")
+    if strange := config.keys() - {"format", "effort"}:
+        raise RequestError(
+            f"output_config.{min(strange)[:60]} is not known here; it may have format and effort"
+        )
+    wanted = config.get("format") or given.get("output_format")
+    if wanted is None:
         return {}
-    fields = cast("Fields", choice)
-    kind = fields.get("type")
-    asked: Fields = {}
-    if kind == "tool":
-        asked["tool_choice"] = {"type": "function", "function": {"name": fields.get("name")}}
-    elif isinstance(kind, str) and kind in _CHOICES:
-        asked["tool_choice"] = _CHOICES[kind]
-    else:
-        raise RequestError("tool_choice must be auto, any, tool or none")
-    if fields.get("disable_parallel_tool_use") is True:
-        asked["parallel_tool_calls"] = False
-    return asked
-
-
-def _format(body: Fields) -> Fields:
-    wanted = body.get("output_format")
-    config = body.get("output_config")
-    if wanted is None and isinstance(config, dict):
-        wanted = cast("Fields", config).get("format")
-    if not isinstance(wanted, dict) or cast("Fields", wanted).get("type") != "json_schema":
-        return {}
-    schema = {"name": "answer", "strict": True, "schema": cast("Fields", wanted).get("schema")}
+    fields = cast("Fields", wanted) if isinstance(wanted, dict) else {}
+    if fields.get("type") != "json_schema" or not isinstance(fields.get("schema"), dict):
+        raise RequestError("output_config.format must have the type json_schema and a schema")
+    schema = {"name": "answer", "strict": True, "schema": fields["schema"]}
     return {"response_format": {"type": "json_schema", "json_schema": schema}}
 
 
-def _text(block: Fields) -> str:
-    text = block.get("text")
-    if not isinstance(text, str):
-        raise RequestError("a block of type text must have a text")
-    return text
+def _thinking(given: Fields, chat: Fields) -> Fields:
+    """Whether and how much the model thinks, in the words that chat templates know."""
+    kind = _object(given, "thinking").get("type")
+    effort = _object(given, "output_config").get("effort")
+    if kind is not None and (not isinstance(kind, str) or kind not in _THINKS):
+        raise RequestError(f"thinking.type must be one of {', '.join(_THINKS)}")
+    if effort is not None and (not isinstance(effort, str) or effort not in EFFORTS):
+        raise RequestError(f"output_config.effort must be one of {', '.join(EFFORTS)}")
+    budget = _object(given, "thinking").get("budget_tokens")
+    if budget is not None and (not isinstance(budget, int) or isinstance(budget, bool) or budget < 1):
+        raise RequestError("thinking.budget_tokens must be a whole number of at least 1")
+    thinks = None if kind is None else _THINKS[kind]
+    return thinking_fields(thinks, None if thinks is False else effort, chat)
 
 
-def _list(value: object, name: str) -> list[Fields]:
-    if not isinstance(value, list) or not all(isinstance(each, dict) for each in cast("list[object]", value)):
-        raise RequestError(f"{name} must be a text or a list of objects")
-    return cast("list[Fields]", value)
+def _object(given: Fields, name: str) -> Fields:
+    value = given.get(name)
+    if not isinstance(value, dict | None):
+        raise RequestError(f"{name} must be an object")
+    return cast("Fields", value) or {}

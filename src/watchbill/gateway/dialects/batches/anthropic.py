@@ -17,7 +17,7 @@ from watchbill.batches.service import Batches
 from watchbill.errors import NotFound, RequestError, TooLarge
 from watchbill.gateway.answers import json_response
 from watchbill.gateway.body import parse_object
-from watchbill.gateway.dialects.anthropic import response
+from watchbill.gateway.dialects.anthropic.errors import lines
 from watchbill.gateway.dialects.batches.files import require_batches, send_file
 from watchbill.gateway.dialects.batches.pages import page_of, read_limit
 from watchbill.gateway.http.messages import Answer, Response
@@ -95,7 +95,7 @@ class MessageBatchesApi:
             page, has_more = page_of(mine, lambda batch: batch.id, query.get("after_id"), limit)
         ends = {"first_id": page[0].id if page else None, "last_id": page[-1].id if page else None}
         told = {"data": list(map(describe, page)), **ends, "has_more": has_more}
-        return json_response(told, response.lines(context))
+        return json_response(told, lines(context))
 
     async def retrieve(self, context: RequestContext) -> Response:
         """GET /v1/messages/batches/{id}."""
@@ -111,7 +111,7 @@ class MessageBatchesApi:
         """DELETE /v1/messages/batches/{id}: only one that has ended."""
         batch = self._find(context)
         await require_batches(self._batches).forget(batch)
-        return json_response({"id": batch.id, "type": "message_batch_deleted"}, response.lines(context))
+        return json_response({"id": batch.id, "type": "message_batch_deleted"}, lines(context))
 
     async def results(self, context: RequestContext) -> Answer:
         """GET /v1/messages/batches/{id}/results."""
@@ -120,7 +120,7 @@ class MessageBatchesApi:
             raise NotFound(f"{batch.id} has not ended; its results come with its end")
         kind = "application/x-jsonl"
         if batch.output_file is None:
-            return Response(b"", {"Content-Type": kind}, lines=response.lines(context))
+            return Response(b"", {"Content-Type": kind}, lines=lines(context))
         return await send_file(context, batches, batches.files.get(context.owner, batch.output_file), kind)
 
     def _find(self, context: RequestContext) -> Batch:
@@ -128,7 +128,7 @@ class MessageBatchesApi:
         return require_batches(self._batches).find(context.owner, Dialect.ANTHROPIC, id)
 
     def _told(self, context: RequestContext, batch: Batch) -> Response:
-        return json_response(describe(batch), response.lines(context))
+        return json_response(describe(batch), lines(context))
 
 
 # ------------------------------------------------------------------ requests

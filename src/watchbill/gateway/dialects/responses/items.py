@@ -4,16 +4,15 @@ A chat has fewer kinds of things than a response: thoughts, texts and calls of o
 Items that a chat has no place for are refused by their names; none is left out without a word. Does no I/O.
 """
 
-import base64
-import binascii
 import re
 from collections.abc import Iterable
 from typing import cast
 
 from watchbill.errors import RequestError
 from watchbill.gateway.body import encode
+from watchbill.gateway.dialects.thoughts import reveal
 
-__all__ = ["as_messages", "input_items", "reveal", "seal", "token_of"]
+__all__ = ["as_messages", "input_items", "token_of"]
 
 Fields = dict[str, object]
 
@@ -21,8 +20,6 @@ _ROLES = {"user": "user", "assistant": "assistant", "system": "system", "develop
 _TEXTS = frozenset({"input_text", "output_text", "text", "summary_text", "reasoning_text"})
 _ID = re.compile(r"[a-z]{2,4}_([0-9a-f]{32})[0-9a-z]*")
 _PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc", "custom_tool_call": "ctc"}
-#: Before thoughts that a client keeps for us: those of another server cannot be read here.
-_SEAL = "watchbill:"
 
 
 def token_of(item_id: str) -> str | None:
@@ -183,18 +180,3 @@ def _thoughts(item: Fields) -> str:
         if isinstance(parts, list) and parts:
             return str(_content(cast("object", parts)))
     return reveal(item.get("encrypted_content"))
-
-
-def seal(thoughts: str) -> str:
-    """Thoughts as a client keeps them that sends nothing else of them back. Not a secret: they are its own."""
-    return _SEAL + base64.b64encode(thoughts.encode("utf-8", "replace")).decode()
-
-
-def reveal(sealed: object) -> str:
-    """The thoughts in what `seal` made; nothing for what another server made."""
-    if not isinstance(sealed, str) or not sealed.startswith(_SEAL):
-        return ""
-    try:
-        return base64.b64decode(sealed.removeprefix(_SEAL), validate=True).decode("utf-8", "replace")
-    except (binascii.Error, ValueError):
-        return ""

@@ -13,7 +13,9 @@ from typing import cast
 from watchbill.errors import RequestError
 from watchbill.gateway.body import encode
 from watchbill.gateway.dialects.responses.items import as_messages, input_items
-from watchbill.gateway.dialects.responses.treatment import FIELDS, INCLUDES, Treatment
+from watchbill.gateway.dialects.responses.treatment import FIELDS, INCLUDES
+from watchbill.gateway.dialects.thoughts import EFFORTS, thinking_fields
+from watchbill.gateway.dialects.treatment import Treatment
 from watchbill.gateway.options import read_metadata
 from watchbill.limits import CONTEXT_TOKENS_MAX
 
@@ -32,16 +34,6 @@ _OF_CHATS = frozenset(
     {"messages", "n", "functions", "function_call", "logprobs", "response_format", "max_tokens"}
 )
 _LOGPROBS, _ENCRYPTED = "message.output_text.logprobs", "reasoning.encrypted_content"
-#: How much a model may think, in the words that chat templates know.
-_EFFORTS = {
-    "none": "none",
-    "minimal": "low",
-    "low": "low",
-    "medium": "medium",
-    "high": "high",
-    "xhigh": "high",
-    "max": "high",
-}
 _TOOL_MODES = ("none", "auto", "required")
 _TOP_LOGPROBS_MAX = 20
 #: A custom tool takes a text; models call it as a function of this one argument.
@@ -317,11 +309,6 @@ def _thinking(reasoning: object, chat: Fields) -> Fields:
     effort = cast("Fields", reasoning).get("effort")
     if effort is None:
         return {}
-    if not isinstance(effort, str) or effort not in _EFFORTS:
-        raise RequestError(f"reasoning.effort must be one of {', '.join(_EFFORTS)}")
-    given = chat.get("chat_template_kwargs")
-    words: Fields = {"enable_thinking": effort != "none"}
-    if effort != "none":
-        words["reasoning_effort"] = _EFFORTS[effort]
-    kept = cast("Fields", given) if isinstance(given, dict) else {}
-    return {"reasoning_effort": _EFFORTS[effort], "chat_template_kwargs": {**words, **kept}}
+    if not isinstance(effort, str) or effort not in EFFORTS:
+        raise RequestError(f"reasoning.effort must be one of {', '.join(EFFORTS)}")
+    return thinking_fields(None, effort, chat)

@@ -15,8 +15,8 @@ from typing import cast
 
 from watchbill.errors import EngineFailed, Preempted, RunTimeout, ShuttingDown, TheirsError
 from watchbill.gateway.answers import error_fields
-from watchbill.gateway.dialects.responses.items import seal
 from watchbill.gateway.dialects.responses.request import Asked
+from watchbill.gateway.dialects.thoughts import seal
 from watchbill.gateway.fallback import Fallback
 from watchbill.gateway.growing import Kept
 from watchbill.gateway.model_calls import Whole
@@ -227,6 +227,8 @@ class Making:
 
 class Collecting:
     """A whole response out of a stream, for a client that wants no events. A stream that broke off begins it anew."""
+
+    is_over = False  # only the engine ends it
 
     def __init__(self, make: Callable[[], Making], model: Callable[[], str]) -> None:
         self._make, self._model = make, model

@@ -4,18 +4,10 @@ The tables of docs/responses.md have the same rows; a test compares them, and as
 """
 
 from collections.abc import Mapping
-from enum import StrEnum
 
-__all__ = ["EVENTS", "FIELDS", "INCLUDES", "ITEMS", "PARTS", "TOOLS", "Treatment"]
+from watchbill.gateway.dialects.treatment import Treatment
 
-
-class Treatment(StrEnum):
-    """What happens to a part of a request, or whether an event is sent."""
-
-    WORKS = "works"
-    IGNORED = "ignored"  # accepted, and without effect
-    REFUSED = "refused"  # 400, and the message says why
-
+__all__ = ["EVENTS", "FIELDS", "INCLUDES", "ITEMS", "PARTS", "TOOLS"]
 
 _WORKS, _IGNORED, _REFUSED = Treatment.WORKS, Treatment.IGNORED, Treatment.REFUSED
 
