@@ -268,6 +268,8 @@ REQUEST_BUFFER_BYTES_MAX = 256 * 2**10
 CLIENT_TURN_BYTES = 16 * 2**10
 #: How long a view of everything (status, metrics, requests, lists of models) is worked on in one turn.
 LOOP_SHARE_MS = 5
+#: How often a copy of the scheduler that is made in such shares begins anew because of an event.
+COPY_TRIES_MAX = 3
 #: Requests that arrive before the previous one is answered.
 PIPELINED_MAX = 64
 #: A kept connection without a request.

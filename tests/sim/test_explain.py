@@ -9,11 +9,13 @@ from support.worlds import ModelOf, WorldOf
 from watchbill.catalog import WorkClass
 from watchbill.core import messages as m
 from watchbill.core.model_state import Stage
-from watchbill.runtime.duplicate import duplicate
+from watchbill.limits import COPY_TRIES_MAX
+from watchbill.runtime.duplicate import duplicate, duplicate_steps
 from watchbill.runtime.explain import explain
 from watchbill.runtime.views import request_view
 from watchbill.simulate.fuzz import TRAFFIC_MS, random_world
 from watchbill.simulate.world import World
+from watchbill.steps import at_once
 
 WORLDS, LOOKS = 40, 8  # 320 states
 PARTS = 4
@@ -125,3 +127,28 @@ def test_a_model_that_waits_with_nothing_resident_is_not_said_to_be_worth_less(
     world.engines["A"].power_off()
     said = explain(world.core, replace(request, arrived_at=10_200), 10_200)
     assert "tried again in" in str(said["reason"]) and "the port is taken" in str(said["reason"])
+
+
+def test_a_copy_in_steps_is_of_one_moment(world_of: WorldOf, model: ModelOf) -> None:
+    """RES-11: a model at a time, so that a thousand of them hold up nobody; an event in between is in it whole."""
+    world = world_of(*(model(f"M{at}") for at in range(40)))
+    world.run(1_000)
+    steps = duplicate_steps(world.core)
+    for at in (3, 30):
+        next(steps)
+        world.arrive(f"M{at}", 300, lane="chat")
+    assert sum(1 for _ in steps) >= 40  # begun anew, and then a model at a time
+    copies = [at_once(duplicate_steps(world.core)), duplicate(world.core)]
+    assert [len(s.line) for s in copies[0].state.managed] == [len(s.line) for s in world.core.state.managed]
+    assert copies[0].step(m.Tick(), 1_500) == copies[1].step(m.Tick(), 1_500)
+
+
+def test_a_copy_that_events_always_interrupt_is_made_at_once(world_of: WorldOf, model: ModelOf) -> None:
+    """RES-11: a busy daemon explains itself, too."""
+    world = world_of(*(model(f"M{at}") for at in range(40)))
+    world.run(1_000)
+    steps, count = duplicate_steps(world.core), 0
+    for _ in steps:
+        world.feed(m.Tick())
+        count += 1
+    assert count == COPY_TRIES_MAX

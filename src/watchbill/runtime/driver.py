@@ -29,6 +29,7 @@ from watchbill.runtime.alerts import Alerts
 from watchbill.runtime.changes import changes
 from watchbill.runtime.claims import Claim, Claims
 from watchbill.runtime.commands import Commands
+from watchbill.runtime.duplicate import duplicate_steps
 from watchbill.runtime.engines import Engines, MakeEngine
 from watchbill.runtime.explain import explain_steps
 from watchbill.runtime.knowledge import LearnedSizes, read_files
@@ -351,8 +352,9 @@ class Driver:
 
     def explain(self, model: str, companions: tuple[str, ...] = (), /) -> Steps[dict[str, object]]:
         """What would happen if the model were requested now, in steps."""
-        submission, now = Submission(model, companions=companions), self.now()
-        return explain_steps(self._core, self._request(submission, now), now)
+        core, now = (yield from duplicate_steps(self._core)), self.now()
+        submission = Submission(model, companions=companions)
+        return (yield from explain_steps(core, self._request(submission, now), now))
 
     def is_ready(self) -> bool:
         """Whether the scheduler runs, not merely whether a socket is open."""

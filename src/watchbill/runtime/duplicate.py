@@ -17,8 +17,10 @@ from msgspec import Struct
 
 from watchbill.core.estimate import MeanEstimate, MedianEstimate
 from watchbill.core.machine import Machine
+from watchbill.limits import COPY_TRIES_MAX
+from watchbill.steps import Steps
 
-__all__ = ["duplicate"]
+__all__ = ["duplicate", "duplicate_steps"]
 
 _Way = Callable[[object], object]
 _SHARED = (
@@ -40,10 +42,27 @@ _BUILT_IN = (dict, list, set, tuple)
 
 def duplicate(core: Machine) -> Machine:
     """A copy of the core, for events of callers and of the clock."""
-    catalog = core.state.catalog
-    declared = [catalog, catalog.policy, *catalog.models.values(), *catalog.devices.values()]
-    declared += [model.spec for model in core.state.models.values()]
-    return cast("Machine", _Copier(declared).copy(core))
+    return cast("Machine", _Copier(_declared(core)).copy(core))
+
+
+def duplicate_steps(core: Machine) -> Steps[Machine]:
+    """The same a model at a time. An event that the core takes meanwhile makes it begin anew, a few times; then the
+    copy is made at once."""
+    for _ in range(COPY_TRIES_MAX):
+        copier, taken = _Copier(_declared(core)), core.state.out  # every event begins a new list of actions
+        for model in list(core.state.models.values()):
+            copier.copy(model)
+            yield
+            if core.state.out is not taken:
+                break
+        else:
+            return cast("Machine", copier.copy(core))
+    return duplicate(core)
+
+
+def _declared(core: Machine) -> list[object]:
+    catalog, specs = core.state.catalog, (model.spec for model in core.state.models.values())
+    return [catalog, catalog.policy, *catalog.models.values(), *catalog.devices.values(), *specs]
 
 
 class _Copier:
@@ -128,8 +147,8 @@ class _Copier:
 
         def make(value: object) -> object:
             made = object.__new__(kind)
-            self._done[id(value)] = made
-            ways, copied = self._ways, self.copy
+            ways, copied, done = self._ways, self.copy, self._done
+            done[id(value)] = made
             for name in names:
                 if hasattr(value, name):
                     object.__setattr__(made, name, copied(getattr(value, name)))
@@ -137,8 +156,10 @@ class _Copier:
                 own, fields = cast("dict[str, object]", vars(made)), cast("dict[str, object]", vars(value))
                 own.update(fields)
                 for name, each in fields.items():
-                    # Most attributes are numbers, texts or flags: the call is left out for them.
-                    if ways.get(type(each), copied) is not None:
+                    # Most attributes are numbers, texts, flags, or empty: the call is left out for them.
+                    if each.__class__ is dict and not each:
+                        own[name] = done.setdefault(id(each), {})
+                    elif ways.get(each.__class__, copied) is not None:
                         own[name] = copied(each)
             return made
 

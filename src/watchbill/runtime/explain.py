@@ -16,7 +16,7 @@ from watchbill.core.model_state import STAYING, Candidate, ModelState, ModelStat
 from watchbill.core.policy import Balance, Rate, movable
 from watchbill.core.reasons import Planned
 from watchbill.core.routing import bar_of, bar_text, in_order
-from watchbill.runtime.duplicate import duplicate
+from watchbill.runtime.duplicate import duplicate, duplicate_steps
 from watchbill.runtime.views import doubt, hindrance, loading_text, policy_uncertainty, suspicion, wakes_text
 from watchbill.steps import Steps, at_once
 from watchbill.units import format_millis
@@ -28,14 +28,12 @@ _PROBE = "explain"
 
 def explain(core: Machine, request: Request, now: int) -> dict[str, object]:
     """The verdict, the figures behind it, and the models that would leave."""
-    return at_once(explain_steps(core, request, now))
+    return at_once(explain_steps(duplicate(core), request, now))
 
 
 def explain_steps(core: Machine, request: Request, now: int) -> Steps[dict[str, object]]:
-    """The same in steps. The first copy stays as the core is now, the other takes the decision."""
-    core = duplicate(core)
-    yield
-    machine = duplicate(core)
+    """The same in steps, on a copy of the core that nobody else uses: it stays as it is, another takes the decision."""
+    machine = yield from duplicate_steps(core)
     yield
     model = machine.state.models[request.model]
     before = {s.name: s.stage for s in machine.state.managed}
@@ -45,6 +43,7 @@ def explain_steps(core: Machine, request: Request, now: int) -> Steps[dict[str, 
     absence = absence_of(core.state, core.state.models[request.model], now)
     asleep = f"{wakes_text(model)}; " if stage is ModelStatus.ASLEEP else ""
     actions = machine.step(Arrived(replace(request, id=_PROBE)), now)
+    yield
     admitted = next((a for a in actions if isinstance(a, Admit | Grant) and a.id == _PROBE), None)
     refused = next((a for a in actions if isinstance(a, Refuse) and a.id == _PROBE), None)
     serving = admitted.model if admitted else request.model
