@@ -37,6 +37,7 @@ LAYERS = (
             "limits",
             "steps",
             "decodable",
+            "quoting",
             "suggest",
             "blocking_http",
             "toml",

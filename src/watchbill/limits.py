@@ -16,15 +16,19 @@ FILE_STEM_BYTES_MAX = 64
 PATH_BYTES_MAX = 4096
 PATH_PART_BYTES_MAX = 255
 REQUEST_ID_CHARS_MAX = 128
+#: How much of a text from outside a message shows.
+QUOTED_CHARS_MAX = 60
 HEADER_TEXT_CHARS_MAX = 256
 
 # ------------------------------------------------------------------ config
 
 #: A hundred models with long prompts take some 50 KiB.
-CONFIG_FILE_BYTES_MAX = 2**20
+CONFIG_FILE_BYTES_MAX = 512 * 2**10
 #: Keys of one table, or values of one list: models, lanes, engines. The scheduler takes a changed config over in one
 #: step, of some 50 us per model.
 CONFIG_TABLE_LEN_MAX = 1_000
+#: Keys and values of the whole file, each some 25 us of reading and checking. A thousand models have some 15,000.
+CONFIG_VALUES_MAX = 20_000
 #: How long a check of the file may take. A disk that wakes up takes some seconds; a hanging mount never answers.
 CONFIG_READ_MS = 10_000
 #: Tables within tables. The deepest of our own keys has six parts.

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from watchbill import limits
 from watchbill.errors import NameRefused
+from watchbill.quoting import quoted
 
 __all__ = [
     "check_model_name",
@@ -155,5 +156,4 @@ def _is_safe_stem(name: str) -> bool:
 
 def _refusal(text: str, what: str, why: str) -> NameRefused:
     """The error for a refused text. The text is shortened and escaped, so that it cannot harm a terminal or a log."""
-    shown = text if len(text) <= 60 else text[:57] + "..."
-    return NameRefused(f"{shown!a} cannot be {what}", hint=why)
+    return NameRefused(f"{quoted(text)} cannot be {what}", hint=why)

@@ -28,6 +28,7 @@ from watchbill.errors import ConfigError
 from watchbill.files.atomic import replace_file
 from watchbill.files.host import boot_id, start_time
 from watchbill.limits import CONFIG_PATH_BYTES_MAX, DAEMON_RECORD_BYTES_MAX
+from watchbill.quoting import quoted
 
 __all__ = [
     "LAYOUT_VERSION",
@@ -174,7 +175,7 @@ class Root:
         except FileNotFoundError:
             return 0
         if not text.isdecimal():
-            raise ConfigError(f"{self.version_file} should hold a number and holds {text!r}")
+            raise ConfigError(f"{self.version_file} should hold a number and holds {quoted(text)}")
         return int(text)
 
     def write_daemon(self, url: str) -> DaemonRecord:

@@ -13,8 +13,19 @@ from typing import cast
 
 from watchbill import limits
 from watchbill.errors import ConfigError, Problem
+from watchbill.quoting import cut
 
-__all__ = ["KeyPath", "Raw", "line_of", "locate", "read_toml", "spell_key", "spell_value", "too_deep"]
+__all__ = [
+    "KeyPath",
+    "Raw",
+    "line_of",
+    "locate",
+    "read_toml",
+    "show_key",
+    "spell_key",
+    "spell_value",
+    "too_deep",
+]
 
 #: Keys of tables and indexes of arrays, outermost first.
 KeyPath = tuple[str | int, ...]
@@ -27,19 +38,23 @@ _AT_LINE = re.compile(r" ?\(at (?:line (\d+), column \d+|end of document)\)")
 _TWICE = re.compile(r"Cannot declare \((.*?),?\) twice")
 #: A key of more parts than any table of ours is deep. Comments, strings and all other words are stepped over, so that
 #: no position is looked at twice.
-_QUOTED = r""""(?:[^"\\\n]|\\.)*+"|'[^'\n]*+'"""
+_QUOTED = r""""(?:[^"\\\n]++|\\.)*+"|'[^'\n]*+'"""
+_LONG_QUOTED = r"""\"{3}(?:[^"\\]++|\\.|"(?!""))*+\"{3,5}|'{3}(?:[^']++|'(?!''))*+'{3,5}"""
 _LONG_KEY = re.compile(
-    r"""#[^\n]*+|\"{3}(?:[^\\]|\\.)*?\"{3}|'{3}.*?'{3}"""
+    rf"#[^\n]*+|{_LONG_QUOTED}"
     rf"|(?P<key>(?:(?:[\w-]++|{_QUOTED})[ \t]*+\.[ \t]*+){{{limits.CONFIG_DEPTH_MAX}}})"
     rf"|{_QUOTED}|[\w-]++",
     re.DOTALL,
 )
+#: Texts and comments, which may hold marks of values that are none.
+_NO_VALUES = re.compile(rf"#[^\n]*+|{_LONG_QUOTED}|{_QUOTED}", re.DOTALL)
 #: More digits than Python reads into an integer.
 _LONG_NUMBER = re.compile(r"[0-9_]{4301,}")
 
 
 def read_toml(text: str, origin: str) -> tuple[Raw, dict[KeyPath, int]]:
     """The values of a TOML text and the line of each key. Raises ConfigError with what is wrong and where."""
+    _refuse_many_values(text, origin)
     _refuse_long_keys(text, origin)
     try:
         raw = cast("Raw", tomllib.loads(text))
@@ -53,6 +68,19 @@ def read_toml(text: str, origin: str) -> tuple[Raw, dict[KeyPath, int]]:
     lines = locate(text)
     _refuse_values(raw, lines, origin)
     return raw, lines
+
+
+def _refuse_many_values(text: str, origin: str) -> None:
+    """By their marks. Most files have few, also with those in texts and comments, which are then left out."""
+    if _count_marks(text) > limits.CONFIG_VALUES_MAX and (
+        _count_marks(_NO_VALUES.sub('""', text)) > limits.CONFIG_VALUES_MAX
+    ):
+        complaint = f"has more than {limits.CONFIG_VALUES_MAX:,} keys and values"
+        raise ConfigError(problems=[Problem(origin, None, "", complaint, "is this the right file?")])
+
+
+def _count_marks(text: str) -> int:
+    return text.count("=") + text.count(",") + text.count("\n[")
 
 
 def _refuse_long_keys(text: str, origin: str) -> None:
@@ -84,7 +112,7 @@ def _refuse_values(raw: Raw, lines: Mapping[KeyPath, int], origin: str) -> None:
     while rest:
         path, value = rest.pop()
         if complaint := _too_large(value):
-            problems.append(Problem(origin, line_of(lines, path), spell_key(path), complaint))
+            problems.append(Problem(origin, line_of(lines, path), show_key(path), complaint))
         elif isinstance(value, dict):
             rest += [((*path, key), inner) for key, inner in cast("dict[str, object]", value).items()]
         elif isinstance(value, list):
@@ -123,7 +151,7 @@ def _syntax_problem(message: str, text: str, origin: str) -> Problem:
     said = _AT_LINE.sub("", message)
     if twice := _TWICE.search(said):
         path = tuple(part.strip().strip("'\"") for part in twice[1].split(","))
-        return Problem(origin, line, spell_key(path), "is declared twice", "merge the two tables")
+        return Problem(origin, line, show_key(path), "is declared twice", "merge the two tables")
     if said == "Cannot overwrite a value":
         return Problem(origin, line, "", "sets a key that is already set", "keep one of them")
     return Problem(origin, line, "", f"is not TOML: {said[:1].lower()}{said[1:200]}", "see https://toml.io")
@@ -131,13 +159,10 @@ def _syntax_problem(message: str, text: str, origin: str) -> Problem:
 
 # ------------------------------------------------------------------ lines of keys
 
-_BLANK = re.compile(r"(?:\s|#[^\n]*)*")
+_BLANK = re.compile(r"(?:\s++|#[^\n]*+)*+")
 _SPACE = re.compile(r"[ \t]*")
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
-_STRING = re.compile(
-    r'"""(?:[^\\]|\\.)*?"{3,5}' + r"|'''.*?'{3,5}" + r'|"(?:[^"\\\n]|\\.)*"' + r"|'[^'\n]*'",
-    re.DOTALL,
-)
+_STRING = re.compile(rf"{_LONG_QUOTED}|{_QUOTED}", re.DOTALL)
 #: A number, boolean or date; a date may hold a space.
 _SCALAR = re.compile(r"[^,\]}\n#]+")
 
@@ -282,6 +307,13 @@ def spell_key(path: KeyPath) -> str:
             quoted = quoted if quoted == part else f'"{quoted[1:-1]}"'
             spelled += f".{quoted}" if spelled else quoted
     return spelled
+
+
+def show_key(path: KeyPath) -> str:
+    """The path as a message shows it: a part that is longer than any name is cut."""
+    return spell_key(
+        tuple(part if isinstance(part, int) else cut(part, limits.MODEL_NAME_CHARS_MAX) for part in path)
+    )
 
 
 def spell_value(value: object) -> str:

@@ -10,6 +10,7 @@ from typing import NewType
 
 from watchbill import limits
 from watchbill.errors import UnitError
+from watchbill.quoting import quoted
 
 __all__ = [
     "Bytes", "Millis", "format_bytes", "format_millis", "parse_bytes", "parse_millis", "spell_bytes",
@@ -41,16 +42,16 @@ def parse_bytes(text: str | int) -> Bytes:
     if isinstance(text, str):
         match = _SIZE.fullmatch(text)
         if match is None or match[2].upper() not in BYTES_PER_UNIT:
-            raise UnitError(f"{_shown(text)} is not a size", hint=_SIZE_HINT)
+            raise UnitError(f"{quoted(text)} is not a size", hint=_SIZE_HINT)
         size = round(Decimal(match[1]) * BYTES_PER_UNIT[match[2].upper()])
     elif isinstance(text, bool) or text < 0:
         raise UnitError(
-            f"{text!r} is not a size", hint="write a number of bytes, or for example 4.6GB or 2GiB"
+            f"{quoted(text)} is not a size", hint="write a number of bytes, or for example 4.6GB or 2GiB"
         )
     else:
         size = text
     if size > limits.SIZE_BYTES_MAX:
-        raise UnitError(f"{_shown(text)} is more than any machine has", hint=_SIZE_HINT)
+        raise UnitError(f"{quoted(text)} is more than any machine has", hint=_SIZE_HINT)
     return Bytes(size)
 
 
@@ -59,14 +60,14 @@ def parse_millis(text: str | int | float) -> Millis:
     if isinstance(text, str):
         spans = _SPAN.findall(text.strip())
         if not spans or "".join(number + unit for number, unit in spans) != text.strip():
-            raise UnitError(f"{_shown(text)} is not a duration", hint=_SPAN_HINT)
+            raise UnitError(f"{quoted(text)} is not a duration", hint=_SPAN_HINT)
         span = sum((Decimal(number) * MILLIS_PER_UNIT[unit] for number, unit in spans), Decimal(0))
     elif isinstance(text, bool) or not 0 <= text < 10**12:
-        raise UnitError(f"{_shown(text)} is not a duration in seconds", hint=_SPAN_HINT)
+        raise UnitError(f"{quoted(text)} is not a duration in seconds", hint=_SPAN_HINT)
     else:
         span = text * 1000
     if span > limits.DURATION_MS_MAX:
-        raise UnitError(f"{_shown(text)} is longer than 100 days", hint=_SPAN_HINT)
+        raise UnitError(f"{quoted(text)} is longer than 100 days", hint=_SPAN_HINT)
     return Millis(round(span))
 
 
@@ -118,9 +119,3 @@ def _spelled(amount: int, unit: str, factor: int) -> str | None:
     if rest:
         return None
     return f"{hundredths // 100}.{hundredths % 100:02d}".rstrip("0").rstrip(".") + unit
-
-
-def _shown(text: str | float) -> str:
-    """A value for a message: one short line, however long or odd it is."""
-    shown = ascii(text)
-    return shown if len(shown) <= 40 else shown[:37] + "..."

@@ -387,7 +387,7 @@ def test_paths_are_relative_to_the_file_not_to_where_one_stands(
         (b'[devices."gpu:0"]\n[devices."gpu:0"]\n',
          'w.toml:2: devices."gpu:0": is declared twice; merge the two tables'),
         (b"a = 1\n\xff\xfe", "w.toml:2: is not UTF-8 text; save the file as UTF-8"),
-        (b"x" * (limits.CONFIG_FILE_BYTES_MAX + 1), "w.toml: larger than 1024 KiB; is this the right file?"),
+        (b"x" * (limits.CONFIG_FILE_BYTES_MAX + 1), "w.toml: larger than 512 KiB; is this the right file?"),
         (b"a = " + b"[" * 100_000, "w.toml: is nested too deeply"),
         (b"a = " + b"[" * 30 + b"]" * 30, "w.toml: is nested too deeply"),
         (b"a = " + b"{a = " * 30 + b"1" + b"}" * 30, "w.toml: is nested too deeply"),

@@ -14,6 +14,7 @@ from pydantic import Field
 from watchbill import catalog, names
 from watchbill.config.checks import Draft, Wrong, did_you_mean
 from watchbill.config.values import Line, Table, Url
+from watchbill.quoting import quoted
 from watchbill.toml import KeyPath
 
 __all__ = [
@@ -156,7 +157,7 @@ def no_driver(driver: str) -> tuple[str, str]:
             f"this version of Watchbill does not have the driver {driver}",
             f"use {_any_of(available_drivers())}",
         )
-    return f"{driver!a} is not a driver", did_you_mean(driver, available_drivers())
+    return f"{quoted(driver)} is not a driver", did_you_mean(driver, available_drivers())
 
 
 def _any_of(words: list[str]) -> str:

@@ -15,6 +15,7 @@ from watchbill.config.checks import Draft, Wrong
 from watchbill.config.models import DeviceNames, ModelName
 from watchbill.config.values import Duration, Line, Table, passing
 from watchbill.errors import NameRefused
+from watchbill.quoting import quoted
 from watchbill.units import Millis
 
 __all__ = ["AgentName", "AgentTable", "CoordinatorTable", "FleetTable", "build_fleet", "check_fleet"]
@@ -111,7 +112,7 @@ def _check_agent(text: str) -> str:
     names.check_plain_name(text, "an agent")
     if not text.replace("-", "").isalnum() or not text.isascii() or len(text) > limits.AGENT_NAME_CHARS_MAX:
         raise NameRefused(
-            f"{text[:60]!a} cannot be an agent; use at most 40 letters, digits and -, as in cpu-1"
+            f"{quoted(text)} cannot be an agent; use at most 40 letters, digits and -, as in cpu-1"
         )
     return text
 

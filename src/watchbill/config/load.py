@@ -17,15 +17,15 @@ from pydantic import ValidationError
 
 from watchbill.catalog import Catalog
 from watchbill.config.across import check_across
-from watchbill.config.checks import Draft, Wrong
+from watchbill.config.checks import Draft
 from watchbill.config.document import Document, build, check_sections, settle
 from watchbill.config.file import read_config, read_once
 from watchbill.config.lookup import find_config
-from watchbill.config.report import refusal, wrongs_of
+from watchbill.config.report import Found, find_wrongs, refusal
 from watchbill.config.starter import EMBEDDED
 from watchbill.errors import Problem
 from watchbill.root import find_root
-from watchbill.toml import KeyPath, Raw, line_of, read_toml, spell_key, too_deep
+from watchbill.toml import KeyPath, Raw, line_of, read_toml, show_key, too_deep
 
 __all__ = ["Loaded", "default_catalog", "load", "parse", "read", "read_text"]
 
@@ -49,7 +49,7 @@ class Loaded:
 
     def problem(self, path: KeyPath, text: str, hint: str = "") -> Problem:
         """Something about a key of this file."""
-        return Problem(self.origin, line_of(self.lines, path), spell_key(path), text, hint)
+        return Problem(self.origin, line_of(self.lines, path), show_key(path), text, hint)
 
 
 def load(
@@ -107,11 +107,11 @@ def read_text(
     if only is not None:
         raw = {key: value for key, value in raw.items() if key == only}
     try:
-        document, wrongs = _examine_values(raw, base, environment)
+        document, found = _examine_values(raw, lines, base, environment)
     except RecursionError as error:  # dotted keys nest without a bracket that the parser would count
         raise too_deep(origin) from error
-    if wrongs or document is None:
-        raise refusal(wrongs, lines, origin)
+    if found.wrongs or document is None:
+        raise refusal(found, lines, origin)
     return Loaded(build(document, base, environment), document, raw, lines, base, origin, file)
 
 
@@ -119,32 +119,34 @@ def read_text(
 
 
 def _examine_values(
-    raw: Raw, base: Path, environment: Mapping[str, str]
-) -> tuple[Document | None, list[Wrong]]:
+    raw: Raw, lines: Mapping[KeyPath, int], base: Path, environment: Mapping[str, str]
+) -> tuple[Document | None, Found]:
     """The settled document and everything that is wrong, in the values and between the tables."""
-    document, wrongs, bad = _validate(raw)
+    document, found, bad = _validate(raw, lines)
     if document is None:
-        return None, wrongs
+        return None, found
     settled, draft = settle(document), Draft(raw, bad, base, environment)
-    return settled, [*wrongs, *check_sections(settled, draft), *check_across(settled, draft)]
+    wrongs = [*found.wrongs, *check_sections(settled, draft), *check_across(settled, draft)]
+    return settled, Found(wrongs, found.more)
 
 
-def _validate(raw: Raw) -> tuple[Document | None, list[Wrong], list[KeyPath]]:
+def _validate(raw: Raw, lines: Mapping[KeyPath, int]) -> tuple[Document | None, Found, list[KeyPath]]:
     """The document without the values that are wrong by themselves, so that the rest can be checked, too."""
-    wrongs: list[Wrong] = []
+    found = Found([], 0)
     bad: dict[KeyPath, None] = {}  # in the order in which they were found
     rest = copy.deepcopy(raw)
     for turn in range(_PRUNING_ROUNDS_MAX):
         try:
-            return Document.model_validate(rest), wrongs, list(bad)
+            return Document.model_validate(rest), found, list(bad)
         except ValidationError as error:
             # Later rounds only find what the pruning itself tore: a table without its required key.
-            wrongs = wrongs if turn else wrongs_of(error)
-            for detail in error.errors(include_url=False):
+            details = error.errors(include_url=False)
+            found = found if turn else find_wrongs(details, lines)
+            for detail in details:
                 path = detail["loc"][:-1] if detail["type"] == "missing" else detail["loc"]
                 if not any(path[:depth] in bad for depth in range(len(path) + 1)):
                     bad[_prune(rest, path)] = None
-    return None, wrongs, list(bad)
+    return None, found, list(bad)
 
 
 def _prune(rest: Raw, path: KeyPath) -> KeyPath:

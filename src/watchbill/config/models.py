@@ -28,6 +28,7 @@ from watchbill.config.engines import (
 from watchbill.config.keys import keys_of
 from watchbill.config.rotation import BackgroundTable, build_background, check_task
 from watchbill.config.values import (
+    ENV_NAME,
     HIDDEN,
     SIZE_SCHEMA,
     Count,
@@ -47,6 +48,7 @@ from watchbill.config.values import (
     refused,
 )
 from watchbill.errors import NameRefused
+from watchbill.quoting import quoted
 from watchbill.suggest import did_you_mean
 from watchbill.toml import KeyPath
 from watchbill.units import Bytes, Millis
@@ -63,7 +65,6 @@ FAILURES = (
     "hang-before-first-byte", "hang-mid-stream", "hang-late-in-stream", "http-500", "bad-frames",
     "ignore-term", "fork-and-exit",
 )  # fmt: skip
-_ENV = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,254}")
 #: Names of variables whose values must not appear in a bug report.
 _SECRET = re.compile("key|token|secret|pass|credential|auth", re.IGNORECASE)
 
@@ -74,7 +75,7 @@ def _read_memory(value: object) -> Bytes | dict[str, Bytes]:
     sizes: dict[str, Bytes] = {}
     for device, size in cast("dict[str, object]", value).items():
         if not is_device_name(device):
-            raise refused(f"{device!a} is not a device", 'write ram or for example "gpu:0"', at=device)
+            raise refused(f"{quoted(device)} is not a device", 'write ram or for example "gpu:0"', at=device)
         try:
             sizes[device] = read_size(size)
         except PydanticCustomError as error:
@@ -88,13 +89,13 @@ def _read_failures(value: object) -> tuple[str, ...]:
     for failure in given:
         if failure not in FAILURES:
             hint = did_you_mean(str(failure), list(FAILURES))
-            raise refused(f"{str(failure)[:60]!a} is not a failure that can be scripted", hint)
+            raise refused(f"{quoted(str(failure))} is not a failure that can be scripted", hint)
     return tuple(map(str, given))
 
 
 def _check_device(text: str) -> str:
     if not is_device_name(text):
-        raise refused(f"{text!a} is not a device", "write ram, gpu:0, gpu:1 and so on")
+        raise refused(f"{quoted(text)} is not a device", "write ram, gpu:0, gpu:1 and so on")
     return text
 
 
@@ -106,13 +107,13 @@ def _check_not_empty(values: tuple[str, ...]) -> tuple[str, ...]:
 
 def _check_http_path(text: str) -> str:
     if not text.startswith("/") or not text.isascii() or not text.isprintable() or " " in text:
-        raise refused(f"{text[:60]!a} is not the path of an address", "write for example /health")
+        raise refused(f"{quoted(text)} is not the path of an address", "write for example /health")
     return text
 
 
 def _check_env_name(text: str) -> str:
-    if not _ENV.fullmatch(text):
-        raise refused(f"{text[:60]!a} cannot name an environment variable", "use letters, digits and _")
+    if not ENV_NAME.fullmatch(text):
+        raise refused(f"{quoted(text)} cannot name an environment variable", "use letters, digits and _")
     return text
 
 

@@ -19,6 +19,7 @@ from pydantic import AfterValidator, Field, WithJsonSchema
 from watchbill import catalog, limits
 from watchbill.config.checks import Draft, Wrong, did_you_mean
 from watchbill.config.values import Rate, Table, refused
+from watchbill.quoting import quoted
 from watchbill.suggest import nearest
 
 __all__ = ["PolicyTable", "WeightsTable", "build_policy", "check_policy"]
@@ -37,7 +38,7 @@ def _check_policy_name(text: str) -> str:
     near = nearest(text, POLICIES)
     hint = f"did you mean {near}?" if near else "write for example turns, or my_policies:Mine"
     words = ", ".join(POLICIES)
-    raise refused(f"must be one of {words}, or package.module:Class, not {text[:60]!a}", hint)
+    raise refused(f"must be one of {words}, or package.module:Class, not {quoted(text)}", hint)
 
 
 PolicyName = Annotated[

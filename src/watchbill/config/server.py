@@ -13,8 +13,9 @@ from pydantic import AfterValidator, Field
 
 from watchbill import catalog, limits
 from watchbill.config.checks import Draft, Wrong
-from watchbill.config.values import HIDDEN, Masked, PlainName, Priority, Size, Table, refused
+from watchbill.config.values import ENV_NAME, HIDDEN, Masked, PlainName, Priority, Size, Table, refused
 from watchbill.errors import ConfigError
+from watchbill.quoting import quoted
 from watchbill.toml import KeyPath
 from watchbill.units import Bytes
 
@@ -32,20 +33,25 @@ _ORIGIN = re.compile(r"https?://[A-Za-z0-9.\[\]:-]{1,255}")
 
 def _check_host(text: str) -> str:
     if not _HOST.fullmatch(text):
-        raise refused(f"{text!a} is not a host name or address", "write for example 127.0.0.1 or box.lan")
+        raise refused(
+            f"{quoted(text)} is not a host name or address", "write for example 127.0.0.1 or box.lan"
+        )
     return text
 
 
 def _check_origin(text: str) -> str:
     if not _ORIGIN.fullmatch(text):
         raise refused(
-            f"{text!a} is not the origin of a web page", "write for example https://chat.lan:3000, one by one"
+            f"{quoted(text)} is not the origin of a web page",
+            "write for example https://chat.lan:3000, one by one",
         )
     return text
 
 
 def _check_key_text(text: str) -> str:
     """A key travels in a header, so it has to be one that can."""
+    if text.startswith(_ENV) and not ENV_NAME.fullmatch(text.removeprefix(_ENV)):
+        raise refused(f"{quoted(text)} names no environment variable", 'write for example "env:ALICE_KEY"')
     if not text or not text.isascii() or not text.isprintable() or " " in text:
         raise refused(
             "cannot be an API key", 'use printable ASCII without spaces, or "env:NAME" to read it from $NAME'
@@ -164,7 +170,7 @@ def check_secret(path: KeyPath, key: str, environment: Mapping[str, str]) -> Ite
     """A key whose variable is not set, or that cannot travel in a header."""
     variable, secret = variable_of(key), secret_of(key, environment)
     if not secret:
-        text = f"the environment variable {variable!a} is not set"
+        text = f"the environment variable {quoted(variable)} is not set"
         yield path, text, f"export {variable}=... before starting"
     elif not secret.isascii() or not secret.isprintable() or " " in secret:
         yield path, "the key cannot travel in a header", "use printable ASCII without spaces"

@@ -6,6 +6,7 @@ not pass raises `refused`, which keeps what is wrong apart from what to do, so t
 file and line.
 """
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, NamedTuple
@@ -16,12 +17,14 @@ from pydantic_core import PydanticCustomError
 
 from watchbill import limits, names, units
 from watchbill.errors import OursError
+from watchbill.quoting import quoted
 from watchbill.templates import Template
 from watchbill.units import Bytes, Millis
 
 __all__ = [
-    "HIDDEN", "REFUSED", "SIZE_SCHEMA", "Count", "Duration", "Line", "Masked", "ModelName", "PlainName", "Priority",
-    "Rate", "Size", "Table", "TemplateText", "Url", "Written", "below_root", "passing", "read_size", "refused",
+    "ENV_NAME", "HIDDEN", "REFUSED", "SIZE_SCHEMA", "Count", "Duration", "Line", "Masked", "ModelName", "PlainName",
+    "Priority", "Rate", "Size", "Table", "TemplateText", "Url", "Written", "below_root", "passing", "read_size",
+    "refused",
 ]  # fmt: skip
 
 
@@ -46,6 +49,8 @@ class Masked(NamedTuple):
     mask: Callable[[object], object]
 
 
+#: The name of an environment variable.
+ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,254}")
 #: What is printed in place of a secret.
 HIDDEN = "***"
 
@@ -103,7 +108,7 @@ def _check_url(text: str) -> str:
     except ValueError:
         parts, port_ok = urlsplit(""), False
     if parts.scheme not in ("http", "https") or not parts.hostname or not port_ok or not text.isprintable():
-        raise refused(f"{text[:60]!a} is not an address", "write for example http://127.0.0.1:11434")
+        raise refused(f"{quoted(text)} is not an address", "write for example http://127.0.0.1:11434")
     return text
 
 

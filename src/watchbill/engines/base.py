@@ -21,6 +21,7 @@ from urllib.parse import quote, urlsplit
 from watchbill.catalog import Model
 from watchbill.core.messages import Blame
 from watchbill.errors import ConfigError, ModelFailed
+from watchbill.quoting import quoted
 
 __all__ = [
     "Capabilities",
@@ -89,9 +90,9 @@ def endpoint_of(url: str, *, upstream_model: str = "") -> Endpoint:
         port = parts.port or _PORTS.get(parts.scheme)
         host = _ascii(parts.hostname or "")
     except ValueError as error:
-        raise ConfigError(f"{url!a} is not an address: {error}") from error
+        raise ConfigError(f"{quoted(url)} is not an address: {quoted(str(error), 200)}") from error
     if port is None or not host:
-        raise ConfigError(f"{url!a} is not an address; write for example http://127.0.0.1:11434")
+        raise ConfigError(f"{quoted(url)} is not an address; write for example http://127.0.0.1:11434")
     if parts.query or parts.fragment or parts.username is not None:
         raise ConfigError(f"the address of {host} must not contain a user name, a query or a fragment")
     path = escape_path(parts.path).rstrip("/").removesuffix("/v1").rstrip("/")

@@ -22,6 +22,7 @@ from watchbill.engines.owned import Diagnosis, Launch
 from watchbill.engines.sleep import TOLD
 from watchbill.errors import ConfigError
 from watchbill.processes import Keeper
+from watchbill.quoting import quoted
 
 __all__ = ["ProcessRecipe", "check_command", "split_command"]
 
@@ -79,7 +80,7 @@ def split_command(text: str) -> list[str]:
     try:
         return shlex.split(re.sub(r"\\\r?\n", " ", text), comments=False)
     except ValueError as error:
-        raise ConfigError(f"command {text!r}: {error}") from error
+        raise ConfigError(f"command {quoted(text)}: {error}") from error
 
 
 def fill(word: str, values: Mapping[str, str], *later: str) -> str:
@@ -92,7 +93,7 @@ def fill(word: str, values: Mapping[str, str], *later: str) -> str:
             return found[0]
         if name not in values:
             known = ", ".join(f"${{{known}}}" for known in (*KNOWN, *later))
-            raise ConfigError(f"unknown placeholder ${{{name}}} in {word!r}", hint=f"known are {known}")
+            raise ConfigError(f"unknown placeholder ${{{name}}} in {quoted(word)}", hint=f"known are {known}")
         return values[name]
 
     return _PLACEHOLDER.sub(value_of, word)

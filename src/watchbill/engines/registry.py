@@ -17,6 +17,7 @@ from watchbill.engines.scripted import ScriptedRecipe
 from watchbill.engines.systemd import SystemdHost
 from watchbill.errors import ConfigError
 from watchbill.processes import Withheld
+from watchbill.quoting import quoted
 
 __all__ = ["DRIVERS", "make_engine"]
 
@@ -78,7 +79,7 @@ def make_engine(
     make = DRIVERS.get(rules.driver) or TIER_DRIVERS.get(rules.driver)
     if make is None:
         known = ", ".join(sorted(DRIVERS))
-        raise ConfigError(f"engine {rules.name!r}: unknown driver {rules.driver!r}; known are {known}")
+        raise ConfigError(f"engine {rules.name!r}: unknown driver {quoted(rules.driver)}; known are {known}")
     if not rules.shared:
         return make(rules, Surroundings(root, on_death, on_host, withheld or Withheld(), uuids))
     if rules.driver not in SHARED:

@@ -28,6 +28,7 @@ from watchbill.engines.sleep import TOLD
 from watchbill.errors import ConfigError
 from watchbill.names import file_stem
 from watchbill.processes import Keeper
+from watchbill.quoting import quoted
 from watchbill.units import parse_bytes, parse_millis
 
 __all__ = ["FAILURES", "ScriptedRecipe", "check_script"]
@@ -106,7 +107,7 @@ def check_script(script: Mapping[str, object], concurrency: int = 1) -> dict[str
     failures = [read.fail] if isinstance(read.fail, str) else read.fail
     for failure in failures:
         if failure not in FAILURES:
-            raise ConfigError(f"script: unknown failure {failure!r}; known are {', '.join(FAILURES)}")
+            raise ConfigError(f"script: unknown failure {quoted(failure)}; known are {', '.join(FAILURES)}")
     if read.tokens < 1 or not 0 <= read.jitter <= 1:
         raise ConfigError("script: tokens must be at least 1, and jitter between 0 and 1")
     return {

@@ -33,7 +33,7 @@ from watchbill.errors import ConfigError, Problem, UnitError
 from watchbill.fleet.shellparts import ANYTHING
 from watchbill.plans.task import Sandbox
 from watchbill.suggest import did_you_mean
-from watchbill.toml import KeyPath, Raw, line_of, read_toml, spell_key, spell_value
+from watchbill.toml import KeyPath, Raw, line_of, read_toml, show_key, spell_value
 from watchbill.units import parse_bytes
 
 __all__ = [
@@ -336,7 +336,7 @@ class _Reader:
         return line_of(self._lines, path) or 1
 
     def _wrong(self, path: KeyPath, text: str, hint: str) -> None:
-        self.problems.append(Problem(self._origin, self._line(path), spell_key(path), text, hint))
+        self.problems.append(Problem(self._origin, self._line(path), show_key(path), text, hint))
 
 
 # ------------------------------------------------------------------ comparing

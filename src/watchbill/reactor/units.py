@@ -14,6 +14,7 @@ from watchbill.catalog import RAM, Catalog, Model
 from watchbill.engines.base import endpoint_of
 from watchbill.engines.process import fill, split_command
 from watchbill.errors import ConfigError
+from watchbill.quoting import quoted
 from watchbill.reactor.intents import unit_of
 
 __all__ = ["MARK", "Programs", "daemon_unit", "fleet_units", "model_units", "reactor_unit", "unit_models"]
@@ -231,5 +232,5 @@ def _quote(word: str, *, dollar: str) -> str:
 def _line(text: str) -> str:
     """A value that is one line and holds no specifier. Raises ConfigError for control characters."""
     if not text.isprintable():
-        raise ConfigError(f"{text!a} cannot be written into a unit file; leave out control characters")
+        raise ConfigError(f"{quoted(text)} cannot be written into a unit file; leave out control characters")
     return text.replace("%", "%%")
