@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import stat
 import threading
 import time
 from collections.abc import Callable
@@ -10,15 +11,18 @@ from pathlib import Path
 import pytest
 
 from support.eventually import wait_until
-from watchbill.files.owner import take_dead
+from watchbill.files.atomic import make_subfolder
+from watchbill.files.owner import remove_folder, take_dead
 from watchbill.spool import Drain, Spool, SpoolBroken, SpoolLayout, gc
 from watchbill.spool.corpus import Corpus
+from watchbill.spool.ids import Ids
 from watchbill.spool.recovery import Rules, recover
 from watchbill.spool.replay import replay_dead
 
 OWN = ["queue", "queue-in-flight", "queue-done", "queue-poison", "queue-wal", "queue/.tmp"]
 DIARY = b'{"id":"DIARY","kind":"note","ts":0}\n'
 EVENT = {"id": "1", "kind": "note", "ts": 0}
+LINE = ("1", b'{"id":"1"}')
 
 
 @pytest.fixture
@@ -157,3 +161,95 @@ def try_to_append(drain: Drain) -> None:
     )
     drain.stop()
     thread.join(30)
+
+
+# ------------------------------------------------------------------ links that appear between a look and the deed
+
+
+@pytest.fixture
+def shared(tmp_path: Path) -> Path:
+    """A folder that a group shares: what is made in it gets the group's permissions."""
+    folder = tmp_path / "shared"
+    folder.mkdir()
+    folder.chmod(0o2770)
+    return folder
+
+
+def swap_after_mkdir(folder: Path, private: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another member of the group acts once, right after a system call of ours: no timing brings this about."""
+    mkdir = os.mkdir
+
+    def then_swap(path: str, mode: int = 0o777, *, dir_fd: int | None = None) -> None:
+        mkdir(path, mode, dir_fd=dir_fd)
+        if Path(path) == folder:
+            monkeypatch.setattr(os, "mkdir", mkdir)
+            swap(folder, private)
+
+    monkeypatch.setattr(os, "mkdir", then_swap)
+
+
+def test_a_link_put_in_place_of_a_new_folder_gets_nobody_its_permissions(
+    shared: Path, private: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """R50: a private folder of the daemon's user was opened to the group."""
+    swap_after_mkdir(shared / "new", private, monkeypatch)
+    with pytest.raises(NotADirectoryError):
+        make_subfolder(shared / "new")
+    assert stat.S_IMODE(private.stat().st_mode) == 0o700
+
+
+def test_a_link_put_in_place_of_the_ids_of_a_corpus_is_not_followed(
+    shared: Path, private: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """R50: neither are ids written behind it, nor old files of days removed there."""
+    days = [private / f"2020-01-{day:02}.txt" for day in range(1, 30)]
+    for day in days:
+        day.write_text("mine")
+    ids = Ids(shared / "corpus.jsonl")
+    swap_after_mkdir(shared / "corpus.jsonl.ids", private, monkeypatch)
+    with contextlib.suppress(OSError):
+        ids.write([b"x" * 16], 10)
+    with contextlib.suppress(OSError):
+        ids.write([b"y" * 16], 20)
+    ids.forget()
+    assert [day.read_text() for day in days] == ["mine"] * len(days)
+    assert len(os.listdir(private)) == len(days) + 1
+
+
+def test_a_link_put_in_place_of_torn_lines_is_not_written_through(
+    shared: Path, private: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """R50"""
+    path = shared / "corpus.jsonl"
+    path.write_bytes(b'{"id":"half')
+    swap_after_mkdir(shared / "corpus.jsonl.torn", private, monkeypatch)
+    with contextlib.suppress(OSError, SpoolBroken), Corpus(path) as corpus:
+        corpus.append([LINE])
+    assert is_untouched(private)
+
+
+def test_a_link_put_in_place_of_a_dead_workers_folder_loses_no_lock_behind_it(
+    tmp_path: Path, private: Path
+) -> None:
+    """R50: another spool's lock is none of this one's."""
+    (private / ".lock").write_text("mine")
+    worker = tmp_path / "worker"
+    worker.symlink_to(private)
+    assert take_dead(worker) is None and not remove_folder(worker)
+    assert (private / ".lock").read_text() == "mine"
+
+
+def test_a_pipe_in_place_of_the_ids_of_a_day_blocks_nobody(tmp_path: Path) -> None:
+    """R50: opening one to write waits for a reader, for good; the fault names it, and ends with it."""
+    path = tmp_path / "corpus.jsonl"
+    with Corpus(path) as corpus:
+        corpus.append([LINE])
+    (day,) = (tmp_path / "corpus.jsonl.ids").iterdir()
+    day.unlink()
+    os.mkfifo(day)
+    with Corpus(path) as corpus:
+        with pytest.raises(SpoolBroken, match=day.name):
+            corpus.append([("2", b'{"id":"2"}')])
+        day.unlink()
+        assert corpus.append([LINE, ("2", b'{"id":"2"}'), ("3", b'{"id":"3"}')]).appended == 1
+    assert path.read_bytes().count(b"\n") == 3

@@ -21,7 +21,7 @@ from typing import Any, BinaryIO
 __all__ = [
     "FILE_MODE", "PRIVATE_MODE", "NotAFile", "create_file", "fsync_folder", "is_left_draft", "make_folder",
     "make_subfolder", "move_file", "open_folder", "open_regular", "open_shared", "put_file", "pwrite_all",
-    "read_regular", "refuse_link", "rename_noreplace", "replace_file", "sync_data", "sync_filesystem", "write_all",
+    "read_regular", "rename_noreplace", "replace_file", "sync_data", "sync_filesystem", "write_all",
     "write_file", "write_file_durable", "writing",
 ]  # fmt: skip
 
@@ -32,6 +32,7 @@ FOLDER_MODE = 0o770
 PRIVATE_MODE = 0o600
 _GROUP_BITS = 0o070
 _TO_WRITE = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+_OWN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _TO_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _RENAME_NOREPLACE = 1
 _DRAFT = re.compile(r"\..+\.\d+\.[0-9a-f]{8}", re.DOTALL)
@@ -156,12 +157,6 @@ def make_folder(path: Path) -> None:
         fsync_folder(folder.parent)
 
 
-def refuse_link(folder: Path) -> None:
-    """Raises NotADirectoryError when a link is in place of a folder that only Watchbill makes."""
-    if folder.is_symlink():
-        raise NotADirectoryError(errno.ENOTDIR, "a link is in place of this folder", os.fspath(folder))
-
-
 def make_subfolder(path: str | Path, *, dir_fd: int | None = None, exist_ok: bool = True) -> None:
     """Make one folder. In a parent with the setgid bit, which a group shares, it gets the parent's group permissions,
     whatever the umask: otherwise other members of the group could not move its files."""
@@ -174,27 +169,42 @@ def make_subfolder(path: str | Path, *, dir_fd: int | None = None, exist_ok: boo
         raise
     parent = os.stat(os.path.dirname(name) or ".", dir_fd=dir_fd).st_mode
     if parent & stat.S_ISGID:
-        mode = stat.S_IMODE(os.stat(name, dir_fd=dir_fd).st_mode)
-        os.chmod(name, mode | stat.S_ISGID | (parent & _GROUP_BITS), dir_fd=dir_fd)
+        _share_folder(name, parent & _GROUP_BITS, dir_fd)
 
 
-def open_shared(path: Path, flags: int) -> int:
+def _share_folder(name: str, permissions: int, dir_fd: int | None) -> None:
+    """Give the group permissions to a folder that was just made. A member of the group may have put a link to a private
+    folder in its place meanwhile: then the link's target must not get them."""
+    fd = os.open(name, _OWN_FOLDER, dir_fd=dir_fd)
+    try:
+        os.fchmod(fd, stat.S_IMODE(os.fstat(fd).st_mode) | stat.S_ISGID | permissions)
+    finally:
+        os.close(fd)
+
+
+def open_shared(path: str | Path, flags: int, *, dir_fd: int | None = None) -> int:
     """Open a file that several users write to (a lock, a corpus), or create it. In a folder that a group shares, a
-    new file gets the group's write permission."""
-    fd = os.open(path, flags | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, FILE_MODE)
+    new file gets the group's write permission. A pipe or a device in its place is an OSError, and never blocks."""
+    fd = os.open(
+        path, flags | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, FILE_MODE, dir_fd=dir_fd
+    )
     status = os.fstat(fd)
+    if not stat.S_ISREG(status.st_mode):
+        os.close(fd)
+        raise OSError(errno.EINVAL, f"not a regular file but a {_kind(status.st_mode)}", os.fspath(path))
     wanted = FILE_MODE & _GROUP_BITS
     if status.st_mode & wanted != wanted and status.st_uid == os.geteuid():
-        parent = os.stat(path.parent).st_mode
+        parent = os.stat(os.path.dirname(path) or ".", dir_fd=dir_fd).st_mode
         if parent & stat.S_ISGID:
             os.fchmod(fd, stat.S_IMODE(status.st_mode) | (parent & wanted))
     return fd
 
 
 @contextlib.contextmanager
-def open_folder(path: Path) -> Generator[int]:
-    """Hold a folder open, for what is done to the files in it."""
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+def open_folder(path: Path, *, own: bool = False) -> Generator[int]:
+    """Hold a folder open, for what is done to the files in it. One that only Watchbill makes (`own`) is no link: else
+    NotADirectoryError is raised."""
+    fd = os.open(path, _OWN_FOLDER if own else os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         yield fd
     finally:
@@ -255,9 +265,9 @@ def read_regular(name: str, *, dir_fd: int | None = None, bytes_max: int, foreig
         os.close(fd)
 
 
-def open_regular(path: Path) -> int:
+def open_regular(path: str | Path, *, dir_fd: int | None = None) -> int:
     """Open a regular file to read it in pieces. Raise NotAFile for anything else, without ever blocking on it."""
-    fd = _open_to_read(os.fspath(path), None)
+    fd = _open_to_read(os.fspath(path), dir_fd)
     if not stat.S_ISREG(kind := os.fstat(fd).st_mode):
         os.close(fd)
         raise NotAFile(f"not a regular file but a {_kind(kind)}")

@@ -17,7 +17,7 @@ import time
 import weakref
 from pathlib import Path
 
-from watchbill.files.atomic import make_subfolder, open_shared, write_all
+from watchbill.files.atomic import make_subfolder, open_folder, open_shared, write_all
 from watchbill.files.host import identity
 from watchbill.files.limits import NEWBORN_AGE_S
 
@@ -94,11 +94,9 @@ def take_dead(folder: Path, *, make_lock: bool = True) -> int | None:
     With `make_lock` a folder without a lock file counts as dead: after a power cut the file may be missing.
     """
     flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
-    lock = folder / LOCK_NAME
-    if folder.is_symlink():
-        return None
     try:
-        fd = open_shared(lock, flags) if make_lock else os.open(lock, flags)
+        with open_folder(folder, own=True) as inside:
+            fd = _open_lock(inside, flags, make_lock=make_lock)
     except OSError as error:
         if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
             return None
@@ -114,16 +112,27 @@ def take_dead(folder: Path, *, make_lock: bool = True) -> int | None:
     return fd
 
 
+def _open_lock(folder: int, flags: int, *, make_lock: bool) -> int:
+    return (
+        open_shared(LOCK_NAME, flags, dir_fd=folder)
+        if make_lock
+        else os.open(LOCK_NAME, flags, dir_fd=folder)
+    )
+
+
 def remove_folder(folder: Path) -> bool:
-    """Remove an owner folder that holds nothing but its lock and its term. Return False if something is left in it."""
+    """Remove an owner folder that holds nothing but its lock and its term. Return False if something is left in it, or
+    a link is in its place."""
     try:
-        if any(name not in (LOCK_NAME, LEASE_NAME) for name in os.listdir(folder)):
-            return False
-        (folder / LEASE_NAME).unlink(missing_ok=True)
-        (folder / LOCK_NAME).unlink(missing_ok=True)
+        with open_folder(folder, own=True) as inside:
+            if any(name not in (LOCK_NAME, LEASE_NAME) for name in os.listdir(inside)):
+                return False
+            for name in (LEASE_NAME, LOCK_NAME):
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(name, dir_fd=inside)
         folder.rmdir()
     except OSError as error:
-        if error.errno not in (errno.ENOENT, errno.ENOTEMPTY, errno.EROFS):
+        if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ENOTEMPTY, errno.EROFS):
             raise
         return error.errno == errno.ENOENT
     return True

@@ -19,11 +19,11 @@ from typing import Self
 from watchbill.files.atomic import (
     fsync_folder,
     make_folder,
+    open_folder,
     open_shared,
+    put_file,
     pwrite_all,
-    refuse_link,
     sync_data,
-    write_file_durable,
 )
 from watchbill.files.disk import DISK_FULL
 from watchbill.spool.events import Id, decode, event_id, id_digest
@@ -199,16 +199,17 @@ class Corpus:
         return -1
 
     def _keep(self, tail: bytes, offset: int) -> None:
-        refuse_link(self._quarantine)
         make_folder(self._quarantine)
-        path = self._quarantine / f"{self.path.name}-{offset}-{time.time_ns()}.torn"
+        name = f"{self.path.name}-{offset}-{time.time_ns()}.torn"
         reason = {
             "reason": "a line without its end: a write was cut short",
             "corpus": str(self.path),
             "offset": offset,
         }
-        write_file_durable(path, tail)
-        write_file_durable(path.with_name(path.name + ".reason.json"), json.dumps(reason).encode() + b"\n")
+        kept = {name: tail, f"{name}.reason.json": json.dumps(reason).encode() + b"\n"}
+        with open_folder(self._quarantine, own=True) as folder:
+            for each, content in kept.items():
+                put_file(each, f".{each}.new", content, dir_fd=folder, sync=True)
 
     def _write(self, data: bytes, end: int) -> None:
         """Write and sync. The sync is needed even with nothing to write: what we take for a duplicate may be

@@ -16,13 +16,14 @@ A corpus that is shorter than the day files say is a different corpus. Then the 
 has grown past the same length, they would make new events look known. A duplicate is allowed, a loss is not.
 """
 
+import contextlib
 import datetime
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable
 from pathlib import Path
 
-from watchbill.files.atomic import make_subfolder, open_shared, refuse_link, write_all
+from watchbill.files.atomic import NotAFile, make_subfolder, open_folder, open_regular, open_shared, write_all
 from watchbill.spool.limits import IDS_DAYS, IDS_MAX
 
 __all__ = ["Ids"]
@@ -50,16 +51,17 @@ class Ids:
     def load(self, corpus_bytes: int) -> int:
         """Read the day files and return the offset up to which they cover the corpus; 0 if they do not."""
         self._reset()
-        files = self._files()
-        if len(files) > IDS_DAYS:
-            self._covered = -1  # older days are not read: the first block read may begin anywhere
+        with self._entered() as folder:
+            if len(_days(folder)) > IDS_DAYS:
+                self._covered = -1  # older days are not read: the first block read may begin anywhere
         return self.catch_up(corpus_bytes)
 
     def catch_up(self, corpus_bytes: int) -> int:
         """Read the new blocks of other appenders, and return the offset up to which the day files cover the corpus."""
         furthest = 0
-        for path in self._files()[-IDS_DAYS:]:
-            furthest = max(furthest, self._read(path))
+        with self._entered() as folder:
+            for name in _days(folder)[-IDS_DAYS:]:
+                furthest = max(furthest, self._read(name, folder))
         if max(furthest, self._covered) > corpus_bytes:
             self.forget()
         self._covered = max(0, self._covered)
@@ -86,24 +88,23 @@ class Ids:
             *(each.hex() for each in self._unwritten),
             "",
         ]
-        refuse_link(self._folder)
         make_subfolder(self._folder)
-        today = self._folder / f"{datetime.datetime.now(datetime.UTC).date().isoformat()}.txt"
-        fd = open_shared(today, os.O_WRONLY | os.O_APPEND)
-        try:
-            write_all(fd, "\n".join(lines).encode())
-            self._read_to[today.name] = os.fstat(fd).st_size
-        finally:
-            os.close(fd)
-        self._unwritten, self._covered = [], end
-        for old in self._files()[: -(IDS_DAYS + 1)]:
-            old.unlink(missing_ok=True)
+        today = f"{datetime.datetime.now(datetime.UTC).date().isoformat()}.txt"
+        with open_folder(self._folder, own=True) as folder:
+            fd = open_shared(today, os.O_WRONLY | os.O_APPEND, dir_fd=folder)
+            try:
+                write_all(fd, "\n".join(lines).encode())
+                self._read_to[today] = os.fstat(fd).st_size
+            finally:
+                os.close(fd)
+            self._unwritten, self._covered = [], end
+            _remove(_days(folder)[: -(IDS_DAYS + 1)], folder)
 
     def forget(self) -> None:
         """Drop the day files: the corpus was changed by hand. Raises OSError."""
         self._reset()
-        for path in self._files():
-            path.unlink(missing_ok=True)
+        with self._entered() as folder:
+            _remove(_days(folder), folder)
 
     def _reset(self) -> None:
         self._known.clear()
@@ -111,10 +112,15 @@ class Ids:
         self._unwritten.clear()
         self._covered = 0
 
-    def _files(self) -> list[Path]:
-        if not self._folder.is_dir() or self._folder.is_symlink():
-            return []
-        return sorted(self._folder / name for name in os.listdir(self._folder) if name.endswith(".txt"))
+    @contextlib.contextmanager
+    def _entered(self) -> Generator[int | None]:
+        """The folder of the day files, held open: a link put in its place later changes nothing. None if missing."""
+        with contextlib.ExitStack() as stack:
+            try:
+                folder = stack.enter_context(open_folder(self._folder, own=True))
+            except (FileNotFoundError, NotADirectoryError):
+                folder = None
+            yield folder
 
     def _add(self, digests: Iterable[bytes]) -> None:
         for digest in digests:
@@ -122,12 +128,16 @@ class Ids:
         while len(self._known) > IDS_MAX:
             del self._known[next(iter(self._known))]
 
-    def _read(self, path: Path) -> int:
+    def _read(self, name: str, folder: int | None) -> int:
         """Read the new blocks of a day file and return the furthest offset that any of them names."""
-        with open(path, "rb") as file:
-            file.seek(self._read_to.get(path.name, 0))
+        try:
+            found = open_regular(name, dir_fd=folder)
+        except NotAFile:
+            return 0  # what is no file says nothing; the corpus is read instead
+        with open(found, "rb") as file:
+            file.seek(self._read_to.get(name, 0))
             lines = file.read().split(b"\n")
-            self._read_to[path.name] = file.tell()
+            self._read_to[name] = file.tell()
         at = furthest = 0
         while at < len(lines):
             header = _HEADER.fullmatch(lines[at])
@@ -147,3 +157,14 @@ class Ids:
         if self._covered < 0 or start <= self._covered < end:
             self._covered = end
             self._unwritten.clear()
+
+
+def _days(folder: int | None) -> list[str]:
+    """The day files, oldest first."""
+    return [] if folder is None else sorted(name for name in os.listdir(folder) if name.endswith(".txt"))
+
+
+def _remove(names: list[str], folder: int | None) -> None:
+    for name in names:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(name, dir_fd=folder)

@@ -16,7 +16,6 @@ from typing import Any, cast
 
 from watchbill.files.atomic import NotAFile, open_folder, read_regular, write_file_durable
 from watchbill.files.owner import LOCK_NAME, take_dead
-from watchbill.quoting import quoted
 from watchbill.spool.consumer import move_unique, reason_bytes
 from watchbill.spool.faults import LeaseLost, SpoolLayout, disk_fault
 from watchbill.spool.layout import Layout, State, walk_events
@@ -149,7 +148,7 @@ def find(spool: Spool, name: str, *states: State) -> Entry:
             if entry is not None:
                 return entry
     where = ", ".join(state.value for state in states) or "this spool"
-    raise SpoolLayout(f"no event {quoted(name)} in {where}")
+    raise SpoolLayout(f"no event {name[:200]!r} in {where}")
 
 
 def show(spool: Spool, what: str | Entry) -> tuple[Entry, bytes]:

@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 from watchbill.files.watch import Watch
-from watchbill.quoting import quoted
 from watchbill.spool.consumer import Consumer, Lease, rest_after
 from watchbill.spool.events import encode, refuse_bundle
 from watchbill.spool.faults import (
@@ -92,7 +91,7 @@ class Spool:
         foreign_lease_s: float = FOREIGN_LEASE_S,
     ) -> None:
         if durability not in ("wal", "event", "none"):
-            raise ValueError(f"durability is wal, event or none, not {quoted(durability)}")
+            raise ValueError(f"durability is wal, event or none, not {durability!r}")
         if attempts < 1:
             raise ValueError("attempts must be at least 1")
         self.path = Path(path)
