@@ -263,6 +263,36 @@ def test_a_forecast_counts_the_busy_model_that_leaves_for_others_and_comes_back_
     assert 0.85 * kept <= caller.forecast_ms <= 1.15 * kept
 
 
+@pytest.mark.parametrize("order", [("p1",), ("p1", "p5")])
+@pytest.mark.parametrize("stage", [Stage.PLANNED, Stage.LOADING, Stage.READY])
+@pytest.mark.parametrize("service_ms", [300, 1_000])
+def test_a_forecast_knows_a_busy_model_that_is_only_on_its_way_in(
+    world_of: WorldOf, model: ModelOf, stage: Stage, service_ms: int, order: tuple[str, ...]
+) -> None:
+    """RES-11: two requests wait for it, and it would soon run dry; but its callers come back as they did before."""
+    lanes = {
+        "chat": lane("chat", WorkClass.INTERACTIVE, 45_000),
+        "batch": lane("batch", WorkClass.BACKGROUND, 60_000),
+    }
+    models = [model(f"p{number}", priority=number) for number in (1, 3, 4, 5)]
+    world = world_of(*models, load_ms=2_000, lanes=lanes, known_service_ms=service_ms)
+    keep_asking(world, "p3", service_ms)
+    world.run(15_000)
+    keep_asking(world, "p4", service_ms, lane="batch")
+    world.arrive("p4", service_ms, lane="chat")
+    busy = world.core.state.models["p3"]
+    while busy.stage in (Stage.READY, Stage.DRAINING):
+        world.run(world.now + 20)
+    while busy.stage is not stage:
+        world.run(world.now + 1)
+        assert world.now < 60_000
+    caller = [world.arrive(name, service_ms, lane="chat") for name in order][-1]
+    world.run(world.now + 60_000)
+    assert caller.started_at is not None and caller.forecast_ms is not None
+    kept = caller.started_at - caller.request.arrived_at
+    assert 0.75 * kept <= caller.forecast_ms <= 1.25 * kept, (caller.forecast_ms, kept)
+
+
 def hung_first_load(world_of: WorldOf, model: ModelOf, policy: str = "rate") -> tuple[World, Caller]:
     """A world after 10 s: one model is known and idle, the other's first load hangs, and its caller waits."""
     lanes = {

@@ -715,6 +715,40 @@ def test_no_model_leaves_for_a_load_that_the_disk_prevents(world_of: WorldOf, mo
     assert after.outcome == "answered" and not world.judge.broken
 
 
+def test_the_disk_is_looked_at_before_a_warm_model_is_stopped_for_a_load(
+    world_of: WorldOf, model: ModelOf
+) -> None:
+    """RES-20: it became full after the last look. The warm model stays, and the caller of the other one is told."""
+    world = world_of(model("A"), model("B"), load_ms=1_000)
+    world.arrive("A", 300, lane="chat")
+    world.run(10_001)
+    world.disk_fault = "No space left on device"
+    told = world.arrive("B", 300, lane="chat")
+    world.run(10_500)
+    assert told.outcome == "disk_failed"
+    assert world.core.state.models["A"].stage is Stage.READY and world.tally.loads == 1
+    still = world.arrive("A", 300, lane="chat")
+    world.run(11_500)
+    assert still.outcome == "answered" and not world.judge.broken
+
+
+def test_a_disk_that_does_not_answer_holds_up_no_swap(world_of: WorldOf, model: ModelOf) -> None:
+    """RES-20: a disk that hangs says nothing about the load; it is waited for a second, and the next swap does not
+    wait again."""
+    world = world_of(model("A"), model("B"), load_ms=1_000)
+    world._acts[m.LookAtDisk] = lambda _: None
+    world.arrive("A", 300, lane="chat")
+    world.run(10_000)
+    first = world.arrive("B", 300, lane="chat")
+    world.run(20_000)
+    assert first.started_at is not None and first.started_at - 10_000 <= 3_000
+    world.run(30_000)
+    second = world.arrive("A", 300, lane="chat")
+    world.run(40_000)
+    assert second.started_at is not None and second.started_at - 30_000 <= 2_000
+    assert not world.judge.broken
+
+
 def test_a_model_that_sleeps_wakes_although_the_disk_is_full(world_of: WorldOf, model: ModelOf) -> None:
     """RES-20: its process is there, so nothing is written; another model may leave for it."""
     world = world_of(

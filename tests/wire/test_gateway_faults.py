@@ -404,6 +404,26 @@ async def test_headers_are_held_back_then_signs_of_life_follow(monkeypatch: pyte
         assert b"[DONE]" in await reader.readuntil(b"0\r\n\r\n")
 
 
+async def test_signs_of_life_say_a_time_only_while_there_is_ground_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """LANE-09, LANE-08: the forecast of its arrival is over, or its device is lent meanwhile: then none is repeated."""
+    monkeypatch.setattr(relay, "HEADERS_HELD_MS", 40)
+    monkeypatch.setattr(relay, "KEEP_ALIVE_COMMENT_MS", 40)
+    async with open_gateway() as opened:
+        opened.engine.gate.clear()
+        reader, writer = await opened.connect()
+        writer.write(post(STREAM))
+        await reader.readuntil(b"\r\n\r\n")
+        async with asyncio.timeout(60):
+            while (
+                line := await reader.readline()
+            ) != b": queued\n":  # the guess for its load is over after seconds
+                assert b"about" in line or not line.startswith(b": ")
+        opened.engine.gate.set()
+        assert b"[DONE]" in await reader.readuntil(b"0\r\n\r\n")
+
+
 async def test_a_refusal_after_the_headers_is_an_event(monkeypatch: pytest.MonkeyPatch) -> None:
     """api.md: after the first byte an error can only be in-stream."""
     monkeypatch.setattr(relay, "HEADERS_HELD_MS", 20)

@@ -29,6 +29,7 @@ LANES = {
     "kind": Lane("kind", timeout_ms=Millis(BRIEF_MS), fallback="I am not well."),
     "batch": Lane("batch", WorkClass.BACKGROUND, timeout_ms=Millis(BRIEF_MS)),
     "patient": Lane("patient"),
+    "hasty": Lane("hasty", max_wait_ms=Millis(50)),
 }
 MODEL = Model("a", "scripted", memory={"ram": Bytes(2**20)}, concurrency=2, script={"tokens": 2})
 PROCESS = {"thought": ProcessType("thought", "a", "kind", "{summary}")}
@@ -130,8 +131,26 @@ async def test_three_runs_that_time_out_lead_to_the_question_and_the_reset(
             _, body = await place.ask(*CALLS[call])
             late += b"timeout" in body or b"not well" in body
         await place.until_reset()
-        assert late >= 2 and place.outcomes() == {"ok", "run_timeout"}
+        assert late >= 2
+        # The third may run on the new engine, and on a busy machine its time may be over in the middle of its answer.
+        assert {"ok", "run_timeout"} <= place.outcomes() <= {"ok", "run_timeout", "stalled"}
         assert (await place.ask(*CALLS["openai"][:2], "patient"))[0] == 200
+
+
+async def test_who_waited_for_a_suspect_model_is_told_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """RES-20, LANE-08: the model is in memory, but `ready` would say that the caller need not have waited."""
+    async with place_of(tmp_path, monkeypatch) as place:
+        monkeypatch.setattr("watchbill.limits.PROBE_MS_MAX", 60_000)
+        pid = await place.freeze()
+        for _ in range(3):
+            if not place.model.is_doubted:
+                await place.ask(*CALLS["openai"])
+        await eventually(lambda: place.model.is_doubted)
+        status, body = await place.ask(*CALLS["openai"][:2], "hasty")
+        os.kill(pid, signal.SIGCONT)
+        assert status == 503 and json.loads(body)["loading"]["state"] == "suspect"
 
 
 async def test_callers_who_leave_because_nothing_comes_raise_the_question(

@@ -262,6 +262,7 @@ class Admission:
         for name in (request.model, *request.companions):
             models[name].rate.learn(weight, now)
         for member in model.members:
+            member.note_pause(now)
             member.last_used = now
         model.serving.last_class = work_class
         if work_class is WorkClass.INTERACTIVE:

@@ -14,12 +14,10 @@ waiting and is planned again. A set without a line and a held turn is forgotten.
 from collections.abc import Iterable, Mapping
 
 from watchbill.core.estimate import MedianEstimate
-from watchbill.core.model_state import AWAY, Candidate, ModelState, Stage
+from watchbill.core.model_state import AWAY, LEAVING, Candidate, ModelState, Stage
 from watchbill.core.resources import Resource
 
 __all__ = ["CompanionSet", "CompanionSets", "set_name", "total_needs"]
-
-_LEAVING = frozenset({Stage.DRAINING, Stage.STOPPING})
 
 
 def set_name(names: Iterable[str]) -> str:
@@ -58,7 +56,7 @@ class CompanionSet(Candidate):
         if stages == {Stage.READY}:
             # The caller whose turn is held finds the models in memory when it comes back.
             self.stage, self.held_turn = Stage.READY, None
-        elif stages & _LEAVING:
+        elif not stages.isdisjoint(LEAVING):
             self.stage = Stage.DRAINING
         elif not stages.isdisjoint(AWAY):
             self.stage = Stage.ABSENT
@@ -85,7 +83,7 @@ class CompanionSet(Candidate):
 
     def drain_ms(self, now: int) -> float:
         """Milliseconds until the last member that is leaving is gone."""
-        return max((s.drain_ms(now) for s in self.members if s.stage in _LEAVING), default=0.0)
+        return max((s.drain_ms(now) for s in self.members if s.stage in LEAVING), default=0.0)
 
     def mark_members(self) -> None:
         """Tells its members the class that waits for them while it is under way, or ready and not served yet."""

@@ -26,6 +26,8 @@ LONG_IN_A_ROW = 3
 PROMPT_BYTES_MIN = 4_096
 #: Time constant of the learned arrival rate.
 RATE_WINDOW_MS = 60_000
+#: A rate is known after this many arrivals like the last.
+ARRIVALS_KNOWN = 3
 #: A rate over less time than this would be noise.
 RATE_SPAN_MIN_MS = 1_000
 
@@ -138,6 +140,10 @@ class ArrivalRate:
         """The rate, faded until now."""
         weight, span = self._faded(now)
         return weight / max(span, RATE_SPAN_MIN_MS)
+
+    def is_known(self, now: int) -> bool:
+        """Whether it rests on several arrivals."""
+        return self._faded(now)[0] >= ARRIVALS_KNOWN * self._last
 
     def expected(self, now: int, prior_ms: float) -> float:
         """The rate with one more arrival like the last in `prior_ms`: the expectation before many were seen."""

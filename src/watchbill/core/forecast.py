@@ -9,13 +9,13 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from watchbill.catalog import WorkClass
 from watchbill.core.cover import cover
 from watchbill.core.messages import Request
-from watchbill.core.model_state import STAYING, Candidate, ModelState, Stage
+from watchbill.core.model_state import AWAY, STAYING, Candidate, ModelState, Stage
+from watchbill.core.resources import Needs
 from watchbill.core.state import State
 
-__all__ = ["Forecast", "can_forecast", "forecast_start"]
+__all__ = ["Forecast", "Room", "can_forecast", "forecast_start"]
 
 
 class Forecast(NamedTuple):
@@ -36,6 +36,17 @@ class Forecast(NamedTuple):
         """The forecast delayed to `ms` at the least."""
         return Forecast(max(self.ms, ms), self.is_guess)
 
+    def before(self, ms: float) -> "Forecast":
+        """The forecast, and at most `ms`."""
+        return Forecast(min(self.ms, ms), self.is_guess)
+
+
+class Room(NamedTuple):
+    """What a model lacks, and the models that do not leave for it: their place is kept for another one."""
+
+    short: Needs
+    kept: Sequence[ModelState]
+
 
 #: The forecast of a request that can start now, and a stand-in where `can_forecast` is False.
 NOW = Forecast(0.0, False)
@@ -55,17 +66,18 @@ def forecast_start(
     *,
     ahead: Sequence[Candidate] = (),
     turn_in_ms: float = 0.0,
-    stays: Callable[[ModelState], bool] = lambda _: False,
+    stays_ms: Callable[[ModelState], float] = lambda _: 0.0,
+    room: Room | None = None,
 ) -> Forecast:
     """When the request starts: once the model is warm and the requests before it are served.
 
     For a model that is not in memory, `ahead` are the models whose turn comes first. Its own turn does not begin
-    before `turn_in_ms` where another model has to leave for it. A model that `stays` does not leave sooner when it
-    runs dry for a moment: its callers are likely to come back.
+    before `turn_in_ms` where another model has to leave to make `room` for it. `stays_ms` is how long a model
+    stays after it ran dry: its callers are likely to come back.
     """
     if not can_forecast(state, model):
         return NOW
-    warm = _Arrival(state, request.work_class, now, turn_in_ms, stays).until_warm(model, ahead)
+    warm = _Arrival(state, now, turn_in_ms, stays_ms, room).until_warm(model, ahead)
     serving = model.serving
     running = serving.in_use if model.stage is Stage.READY else 0
     before = model.line.ahead_of(request)
@@ -79,28 +91,31 @@ def forecast_start(
 
 
 def _until_slot(model: ModelState, ahead: int, running: int, request: Request, now: int) -> float:
-    """Full rounds of the model's slots until every request before this one has been served.
+    """Until a slot is free for this request, by full rounds of the slots after the answers that run now.
 
-    Of the first round the age of the oldest answer is over: optimistic, because a long answer may take longer still.
+    What is over of a running answer counts: optimistic, because a long answer may take longer still.
     """
     slots = model.slots_for(request.work_class, now) or model.spec.concurrency
-    rounds = (ahead + running) // slots
-    if not rounds:
+    rounds, place = divmod(ahead, slots)
+    if not rounds and place < slots - running:
         return 0.0
     round_ms = model.service.ms * model.batch_factor(slots)
-    age_ms = max((now - r.since for r in model.running.values()), default=0) if running else 0
-    return rounds * round_ms - min(age_ms, round_ms)
+    ages = [now - r.since for r in model.running.values()] if running else []
+    left = sorted(max(0.0, round_ms - age) for age in ages)
+    left += [round_ms] * (running - len(left))  # cut runs that the engine still works on
+    free = max(0, slots - running)
+    return rounds * round_ms + ([0.0] * free + left)[place]
 
 
 @dataclass(frozen=True, slots=True)
 class _Arrival:
-    """A model's way into memory, for work of one class."""
+    """A model's way into memory."""
 
     state: State
-    work_class: WorkClass
     now: int
     turn_in_ms: float
-    stays: Callable[[ModelState], bool]
+    stays_ms: Callable[[ModelState], float]
+    room: Room | None
 
     def until_warm(self, model: Candidate, ahead: Sequence[Candidate]) -> Forecast:
         match model.stage:
@@ -112,16 +127,15 @@ class _Arrival:
                 planned = model.serving  # a set is never planned: its members are
                 bus = self._until_bus(model, [s for s in self._coming() if s.plan_order < planned.plan_order])
                 return bus.after(self._until_left(planned)).plus(model.load.ms, guessed_by=[model])
-            case Stage.DRAINING | Stage.STOPPING:
-                bus = self._until_bus(model, self._coming())
-                return bus.after(model.drain_ms(self.now)).plus(model.load.ms, guessed_by=[model])
-            case Stage.ABSENT | Stage.ASLEEP:
-                pause = max(0, model.retry_at - self.now)
+            case Stage.ABSENT | Stage.ASLEEP | Stage.DRAINING | Stage.STOPPING:
+                away = model.stage in AWAY
+                pause = max(0, model.retry_at - self.now) if away else model.drain_ms(self.now)
                 queue = sum(s.load.ms + min(s.quantum_ms, self._until_dry(s)) for s in ahead)
                 room = self._until_room(model)
                 bus = self._until_bus(model, self._coming())
                 clear = Forecast(max(room.ms, bus.ms), room.is_guess or bus.is_guess)
-                return clear.plus(pause + queue + model.load.ms, guessed_by=[model, *ahead])
+                clear = clear.plus(pause) if away else clear.after(pause)
+                return clear.plus(queue + model.load.ms, guessed_by=[model, *ahead])
 
     def _rest_of_load(self, model: Candidate) -> Forecast:
         """A load that is late may end at any time, so the rest of it is a guess."""
@@ -159,15 +173,17 @@ class _Arrival:
         leaving = (s.drain_ms(self.now) for s in self.state.managed if s.leaving_for == target.plan_for)
         return max(leaving, default=0.0)
 
-    def _until_dry(self, model: Candidate) -> float:
-        """Until a model has no more work of this class or a higher one."""
-        return model.service_of(model.work_of(self.work_class))
+    @staticmethod
+    def _until_dry(model: Candidate) -> float:
+        """Until a model has no more work."""
+        return model.service_of(len(model.running) + len(model.line))
 
     def _until_room(self, model: Candidate) -> Forecast:
         """Until there is room: 0 when it fits, otherwise until the first possible victims are gone."""
-        own = model.members
-        staying = [s for s in self.state.in_stage(*STAYING) if not s.spec.permanent and s not in own]
-        leaving = cover(self.state.shortage_of(model), staying, self._until_gone) or ()
+        room = self.room or Room(self.state.shortage_of(model), ())
+        keep = (*model.members, *room.kept)
+        staying = [s for s in self.state.in_stage(*STAYING) if not s.spec.permanent and s not in keep]
+        leaving = cover(room.short, staying, self._until_gone) or ()
         loading = [s for s in leaving if s.stage not in (Stage.READY, Stage.ASLEEP)]
         return NOW.plus(max(map(self._until_gone, leaving), default=0.0), guessed_by=loading)
 
@@ -181,11 +197,13 @@ class _Arrival:
         if model.stage in (Stage.READY, Stage.ASLEEP):
             quantum_ms = 0.0 if model.has_had_turn(now) else model.ready_at + model.quantum_ms - now
             turn_ms = max(quantum_ms, self.turn_in_ms)
-            turn_ms = turn_ms if self.stays(model) else min(turn_ms, dry_ms)
+            idle_ms = now - model.last_used if model.is_idle else 0
+            turn_ms = min(turn_ms, dry_ms + max(0.0, self.stays_ms(model) - idle_ms))
             return max(turn_ms, model.residual(now)) + model.halt.ms
         if model.yields(now):
             return model.halt.ms
         is_loading = model.stage is Stage.LOADING
         load_ms = model.load_left_ms(now) if is_loading else model.load.ms + self._until_left(model)
-        turn_ms = load_ms + min(max(model.quantum_ms, self.turn_in_ms - load_ms), dry_ms)
+        turn_ms = max(model.quantum_ms, self.turn_in_ms - load_ms)
+        turn_ms = load_ms + min(turn_ms, dry_ms + self.stays_ms(model))
         return (min(turn_ms, model.yields_at - now) if is_loading else turn_ms) + model.halt.ms

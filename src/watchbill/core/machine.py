@@ -76,6 +76,7 @@ class Machine:
             m.HostSeen: self._residency.host_seen,
             m.Checked: self._watchdog.checked,
             m.Observed: self._observed,
+            m.DiskSeen: self._residency.disk_seen,
             m.EvictAsked: self._operator.evict_asked,
             m.RetryAsked: self._operator.retry_asked,
             m.MaintenanceAsked: self._operator.maintenance_asked,

@@ -291,6 +291,12 @@ class Observed(Event, frozen=True):
     loans: Mapping[str, int] = {}
 
 
+class DiskSeen(Event, frozen=True):
+    """The answer to LookAtDisk: what the disk of the root says now, as in a reading of the machine."""
+
+    fault: str | None
+
+
 class EvictAsked(Event, frozen=True):
     """The operator, or a keep_alive of 0, evicts a model."""
 
@@ -469,6 +475,10 @@ class WakeModel(Action, frozen=True):
     model: str
     attempt: int
     deadline_ms: int
+
+
+class LookAtDisk(Action, frozen=True):
+    """Try the disk of the root now, and answer with DiskSeen: a model is to leave for a load that writes there."""
 
 
 class Check(Action, frozen=True):

@@ -32,6 +32,7 @@ __all__ = [
     "AWAY",
     "CUT_LIMIT_MS",
     "HOLDING",
+    "LEAVING",
     "MOVING",
     "PAUSE_MS",
     "STAYING",
@@ -77,6 +78,10 @@ SLOW_LOAD_MS_MIN = 30_000
 SLOW_LOAD_DOUBLINGS_MAX = 4
 #: The pause of a caller that sends its next request right after an answer.
 PAUSE_MS = 20
+#: A model whose answers take this share of its time, pauses included, hardly ever runs dry.
+BUSY_SHARE = 0.9
+#: A model that ran dry between two requests is not kept busy for this long.
+PAUSE_MEMORY_MS = 60_000
 #: Priorities are 1 to 5; a request moves up one step for each such share of its patience that is over.
 PRIORITY_LOWEST = 5
 AGING_STEPS = 3
@@ -124,6 +129,8 @@ HOLDING = frozenset({Stage.LOADING, Stage.READY, Stage.DRAINING, Stage.STOPPING,
 STAYING = frozenset({Stage.PLANNED, Stage.LOADING, Stage.READY, Stage.ASLEEP})
 #: Neither warm nor on the way in: a request for it needs a plan.
 AWAY = (Stage.ABSENT, Stage.ASLEEP)
+#: On the way out: it takes no new requests, and those that come wait for its return.
+LEAVING = (Stage.DRAINING, Stage.STOPPING)
 MOVING = frozenset({Stage.PLANNED, Stage.LOADING, Stage.DRAINING, Stage.STOPPING})
 
 
@@ -315,6 +322,7 @@ class ModelState(Candidate):
     left: Cause | None = None  # why it was last unloaded
     is_routed = False  # the routing rule has a say even while it is free; kept by the state
     good_at = NEVER  # its last good answer
+    paused_at = NEVER  # when a request last found it in memory without work
     stall_reset_at = NEVER  # when it was last reset for answers that stopped in the middle
     doubted_until = NEVER  # of a suspect model: when the watchdog's question is over at the latest
 
@@ -539,9 +547,15 @@ class ModelState(Candidate):
         if work_class is _ROTATION:
             return
         self.rate.learn(self.rules.weights[work_class], now)
+        self.note_pause(now)
         self.last_used, self.last_class = now, work_class
         if work_class is _INTERACTIVE:
             self.top_class_at = now
+
+    def note_pause(self, now: int) -> None:
+        """Notes that a request came after the model had run dry."""
+        if self.stage is Stage.READY and self.has_paused(now):
+            self.paused_at = now
 
     def can_start(self, work_class: WorkClass, now: int) -> bool:
         """Whether a request of this class would start at once: the model is ready, no request waits, a slot is free."""
@@ -735,11 +749,19 @@ class ModelState(Candidate):
 
         Before anything was learned about it, several requests at once are taken for callers that come again.
         """
-        weight = self.rules.weights[self.worth_class(now)]
-        seen = self.rate.seen(now)
-        if not seen:
+        if not self.rate.seen(now):
             return len(self.line) + len(self.running) > 1
-        return seen * (self.quantum_ms + self.service.ms) >= weight
+        return self._comes_again(self.quantum_ms + self.service.ms, 1.0, now)
+
+    def is_kept_busy(self, now: int) -> bool:
+        """Whether its callers come back so fast that it does not run dry: it has not done so lately."""
+        if now - self.paused_at < PAUSE_MEMORY_MS:
+            return False
+        return self._comes_again(self.service.ms + PAUSE_MS, BUSY_SHARE, now)
+
+    def _comes_again(self, within_ms: float, count: float, now: int) -> bool:
+        """Whether so many requests are likely to come within this time."""
+        return self.rate.seen(now) * within_ms >= count * self.rules.weights[self.worth_class(now)] > 0
 
     def has_paused(self, now: int) -> bool:
         """Whether it has been idle for longer than the pause of a caller that sends its next request at once."""

@@ -25,17 +25,18 @@ set-up times, and the machine does nothing but load. A turn therefore lasts at l
 quanta of others.
 """
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
 from watchbill.catalog import WorkClass
 from watchbill.core.contenders import movable, share_room, uncertainty, waiting, wanting, yielding
-from watchbill.core.cover import Cover, cover
-from watchbill.core.forecast import Forecast, forecast_start
-from watchbill.core.hard_turns import Due, hard_turns
+from watchbill.core.cover import Cover, can_cover, cover
+from watchbill.core.forecast import Forecast, Room, forecast_start
+from watchbill.core.hard_turns import Due, HardTurn, hard_turns
 from watchbill.core.messages import Request
-from watchbill.core.model_state import AWAY, PAUSE_MS, Candidate, ModelState, Stage
+from watchbill.core.model_state import AWAY, LEAVING, PAUSE_MS, Candidate, ModelState, Stage
 from watchbill.core.reasons import (
     Fits,
     Outweighs,
@@ -52,8 +53,10 @@ from watchbill.core.turns import (
     Rank,
     Turn,
     by_class_and_age,
+    coming_in,
     dues_of,
     gives_way,
+    goes_first,
     is_before,
     is_cut_short,
     passed_until,
@@ -234,34 +237,63 @@ class Rate:
 
     def forecast(self, state: State, model: Candidate, request: Request, now: int) -> Forecast:
         """What the rule does if no further request comes: the turns before it, its own turn, its load."""
-        if model.stage not in AWAY or model.spec.site is not None:
+        if model.stage not in (*AWAY, *LEAVING) or model.spec.site is not None:
             return forecast_start(state, model, request, now)
         turns = turns_of(state, now)
-        dues = dues_of(s for s in wanting(state) if s is not model)
-        if own := Due.of(model, request):
-            dues.append(own)
-        hard = hard_turns(state, dues, movable(state), now)
+        head = next((turn.model for turn in turns if turn.model is not model), None)
+        earmarked = () if head is None else _gone_first(state, head, now)
+        around = _around(state, model, head, earmarked)
+        if not around:
+            return forecast_start(state, model, request, now)  # it fits, and is loaded at once
+        hard = _hard_turns_with(state, model, request, now)
         mine = hard[model.name]
         ahead = [turn.model for turn in turns if is_before(turn, model, request, mine.latest, now)]
         ahead += waiting_before(state, model, request, [turn.model for turn in turns], now)
+        room = Room(state.shortage_of(model), ())
+        if head in ahead and _is_beside(state, model, head, earmarked):
+            room = Room(around, earmarked)
+            ahead = [s for s in ahead if s is not head and _is_beside(state, s, head, earmarked)]
         oldest = min(model.line.oldest_of_top() or request, request, key=by_class_and_age)
-        softly = soft_at(state, model, oldest, now, unsure=uncertainty(state, [model]) is not None)
+        unsure, coming = uncertainty(state, [model]) is not None, coming_in(state, model)
+        softly = soft_at(state, model, oldest, now, unsure=unsure, coming=coming)
         begins = min(softly, *(hard.get(s.name, mine).begins for s in (model, *ahead)))
-        turn_in_ms = max(0.0, begins - now)
-        weight = state.catalog.policy.weights[request.work_class]
-
-        def stays(other: ModelState) -> bool:
-            """Whether the balance, with this request in it, would not tip when the other model runs dry."""
-            balance = self.balance(state, model, (other,), now)
-            waiting, asked = balance.waiting + weight, other.inertia * other.demand(now)
-            return not replace(balance, waiting=waiting, residual_ms=0.0, momentum=asked).tips
-
-        found = forecast_start(state, model, request, now, ahead=ahead, turn_in_ms=turn_in_ms, stays=stays)
+        found = forecast_start(
+            state,
+            model,
+            request,
+            now,
+            ahead=ahead,
+            turn_in_ms=max(0.0, begins - now),
+            stays_ms=lambda other: self._stays_ms(state, other, model, request, now),
+            room=room,
+        )
         back = returns_before(state, model, request, ahead, now)
         ends_in_ms = max(0.0, min(back.until, mine.begins) - now + model.load.ms - found.ms)
         found = found.plus(min(back.ms, ends_in_ms), guessed_by=back.models)
         until = min(mine.begins, passed_until(state, model, request, now))
-        return found.after(until - now + model.load.ms)
+        found = found.after(until - now + model.load.ms)
+        if now <= mine.latest and goes_first(state, model, request, ahead, now):
+            found = found.before(mine.latest - now + mine.shortest_ms)  # nobody keeps it from its hard turn
+        return found
+
+    def _stays_ms(
+        self, state: State, other: ModelState, model: Candidate, request: Request, now: int
+    ) -> float:
+        """How long another model stays after it ran dry: endlessly if it never does or its callers come back, a linger
+        time where the balance, with this request in it, would not tip.
+
+        For a lower class it leaves right after an answer, whatever the balance says.
+        """
+        if other.is_kept_busy(now):
+            return math.inf
+        if request.work_class > other.worth_class(now):
+            return 0.0
+        balance = self.balance(state, model, (other,), now)
+        waiting = balance.waiting + state.catalog.policy.weights[request.work_class]
+        asked = other.inertia * other.demand(now)
+        if replace(balance, waiting=waiting, residual_ms=0.0, momentum=asked).tips:
+            return 0.0
+        return math.inf if other.is_frequented(now) and other.rate.is_known(now) else other.linger_ms
 
     def choose(self, state: State, now: int) -> Plan | None:
         """1. permanents return  2. the head of the turns  3. models that fit, or tip the balance, beside it."""
@@ -276,7 +308,8 @@ class Rate:
         head = turns[0].model
         if plan := self._turn(state, turns[0], now):
             return plan
-        earmarked = self._earmark(state, head, now)
+        state.wakes.append(now + 1_000)
+        earmarked = _gone_first(state, head, now)
         for turn in turns[1:]:
             if plan := self._turn_beside(state, turn, head, earmarked, now):
                 return plan
@@ -319,16 +352,6 @@ class Rate:
         is_early = not all(self._is_done(s, work_class, now) for s in ready)
         why = TurnCame(None if due is None else max(0, due - now), uncertainty(state, [turn.model]), is_early)
         return Plan(turn.model, victims, PlanKind.DUE if turn.is_hard else PlanKind.TURN, why)
-
-    @staticmethod
-    def _earmark(state: State, head: Candidate, now: int) -> Cover:
-        """The victims that could be gone first; no other model may take their place."""
-
-        def until(model: ModelState) -> float:
-            return max(now, model.ready_at + model.quantum_ms) + model.drain_ms(now)
-
-        state.wakes.append(now + 1_000)
-        return cover(state.shortage_of(head), movable(state, head), until) or ()
 
     @staticmethod
     def _is_done(model: ModelState, work_class: WorkClass, now: int) -> bool:
@@ -450,6 +473,29 @@ class Rate:
 def _is_passed(target: Candidate, rank: Rank, others: Iterable[tuple[Rank, Candidate]]) -> bool:
     """Whether a model of a better class or priority waits for the same room."""
     return any(better < rank and share_room(s, target) for better, s in others)
+
+
+def _hard_turns_with(state: State, model: Candidate, request: Request, now: int) -> dict[str, HardTurn]:
+    """The hard turns once the request has joined the line of a model."""
+    dues = dues_of(s for s in wanting(state) if s is not model)
+    if own := Due.of(model, request):
+        dues.append(own)
+    return hard_turns(state, dues, movable(state), now)
+
+
+def _gone_first(state: State, head: Candidate, now: int) -> Cover:
+    """The victims of the head of the turns that could be gone first; no other model may take their place."""
+
+    def until(model: ModelState) -> float:
+        return max(now, model.ready_at + model.quantum_ms) + model.drain_ms(now)
+
+    return cover(state.shortage_of(head), movable(state, head), until) or ()
+
+
+def _is_beside(state: State, model: Candidate, head: Candidate | None, earmarked: Cover) -> bool:
+    """Whether a model can be loaded in the room that the head of the turns cannot use."""
+    others = [s for s in movable(state, model) if s not in earmarked]
+    return can_cover(_around(state, model, head, earmarked), others)
 
 
 def _around(state: State, target: Candidate, head: Candidate | None, earmarked: Cover) -> Needs:

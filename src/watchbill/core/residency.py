@@ -31,11 +31,13 @@ from watchbill.core.messages import (
     Cause,
     CutKind,
     Died,
+    DiskSeen,
     HostSeen,
     JournalEvent,
     Load,
     Loaded,
     LoadFailed,
+    LookAtDisk,
     Mishap,
     ModelReading,
     Observed,
@@ -124,6 +126,8 @@ LOAD_LIMIT_MS_MIN = 10_000
 LOAD_LIMIT_UNMEASURED_MS = 300_000
 #: A load that failed because of the disk is retried after this, if a request waits for it.
 DISK_RETRY_MS = 3_000
+#: The answer of the disk is awaited this long before a model is stopped for a load. A disk that hangs answers nothing.
+DISK_ANSWER_MS = 1_000
 #: A model that was ready for this long is cleared of earlier resets.
 PROVEN_MS = 600_000
 #: The engine layer ends a load at its limit with a reason; the core waits a little longer for that answer.
@@ -168,6 +172,9 @@ class Residency:
             model.plan_for = target.name
             self.enter(model, Move.PLAN, now)
         target.is_under_way = target.is_set
+        if plan.victims and self._state.disk_asked_at is None and any(map(_writes, target.arriving)):
+            self._state.disk_asked_at = now
+            self._state.out.append(LookAtDisk())
         swapped = Swapped(plan.kind, target.name, plan.reason)
         for victim in plan.victims:
             self.close(victim, swapped, now, cause=Cause.SWAP, sleep=victim in sleeping)
@@ -284,7 +291,8 @@ class Residency:
         for model in self._state.in_stage(Stage.DRAINING):
             # A process that is stopped takes its unfinished runs with it; one that sleeps must have let go of them.
             sleeps = model.sleeps and not model.emergency
-            if not model.running and not model.users and not (sleeps and model.lingering):
+            is_drained = not model.running and not model.users and not (sleeps and model.lingering)
+            if is_drained and not self._awaits_disk(model, now):
                 self._put_away(model, now)
         for model in sorted(self._state.in_stage(Stage.PLANNED), key=lambda s: s.plan_order):
             if self._is_in_the_way(model, now):
@@ -294,6 +302,17 @@ class Residency:
                 self._load(model, now)
             elif model.clear_since is None:
                 model.clear_since = now
+
+    def _awaits_disk(self, model: ModelState, now: int) -> bool:
+        """Whether it is not known yet that the disk takes the load for which a model leaves."""
+        asked_at = self._state.disk_asked_at
+        if asked_at is None or model.emergency or now >= asked_at + DISK_ANSWER_MS:
+            return False
+        planned = self._state.in_stage(Stage.PLANNED)
+        awaits = any(s.plan_for == model.leaving_for and _writes(s) for s in planned)
+        if awaits:
+            self._state.wakes.append(asked_at + DISK_ANSWER_MS)
+        return awaits
 
     def _is_in_the_way(self, model: ModelState, now: int) -> bool:
         """Whether a planned load waits for something that ends by itself: a victim that leaves, or the bus."""
@@ -415,8 +434,7 @@ class Residency:
         if fault is None:
             return
         for model in self._state.in_stage(Stage.ABSENT, Stage.PLANNED):
-            is_next = model.spec.writes_here and not model.sleeps and now >= model.retry_at
-            if is_next and self._state.is_wanted(model):
+            if _writes(model) and now >= model.retry_at and self._state.is_wanted(model):
                 self.await_disk(model, fault, now)
 
     def fail(
@@ -574,9 +592,7 @@ class Residency:
     def observed(self, event: Observed, now: int) -> None:
         """Takes over the readings of the machine, and detects changes that no event reported."""
         self._state.remeasured()
-        if event.disk_fault is not None and self._state.disk_fault is None:
-            self._state.out.append(Alert("disk", event.disk_fault))
-        self._state.disk_fault = event.disk_fault
+        self._see_disk(event.disk_fault)
         for name, reading in event.devices.items():
             if name in self._state.ledger.books:
                 self._state.ledger.books[name].reading = reading
@@ -599,6 +615,16 @@ class Residency:
                 self._measure(model, reading.memory)
                 if event.taken_at > model.since:
                     model.seen = dict(reading.memory)
+
+    def disk_seen(self, event: DiskSeen, now: int) -> None:
+        """Takes over the answer of the disk: a model that has drained may be stopped, or stays."""
+        self._state.disk_asked_at = None
+        self._see_disk(event.fault)
+
+    def _see_disk(self, fault: str | None) -> None:
+        if fault is not None and self._state.disk_fault is None:
+            self._state.out.append(Alert("disk", fault))
+        self._state.disk_fault = fault
 
     def _begin_outgrown_anew(self) -> None:
         """A model that outgrew its device under an earlier daemon is expected to need what it needs after a load.
@@ -699,6 +725,11 @@ class Residency:
         self.enter(model, Move.GONE, now)
         why = "its engine could not be stopped"
         self.fail(model, why, hopeless=True, now=now, mishap=Mishap.STUCK)
+
+
+def _writes(model: ModelState) -> bool:
+    """Whether its load writes to the disk of the root. A process that sleeps is there already."""
+    return model.spec.writes_here and not model.sleeps
 
 
 def _given_up(model: ModelState, target: str, now: int) -> str:

@@ -17,7 +17,7 @@ from watchbill.core.contenders import movable, share_room, uncertainty, wanting
 from watchbill.core.cover import can_cover
 from watchbill.core.hard_turns import Due, HardTurn, hard_turns
 from watchbill.core.messages import Request
-from watchbill.core.model_state import AGING_STEPS, WHOLE_TURNS, Candidate, ModelState
+from watchbill.core.model_state import AGING_STEPS, WHOLE_TURNS, Candidate, ModelState, Stage
 from watchbill.core.state import State
 
 __all__ = [
@@ -27,8 +27,10 @@ __all__ = [
     "Returns",
     "Turn",
     "by_class_and_age",
+    "coming_in",
     "dues_of",
     "gives_way",
+    "goes_first",
     "is_before",
     "is_cut_short",
     "passed_until",
@@ -165,15 +167,25 @@ def waiting_before(
     state: State, model: Candidate, request: Request, counted: Sequence[Candidate], now: int
 ) -> list[Candidate]:
     """The models that wait for the same room and whose turn comes first, though it has not begun yet."""
-    mine = _rank_with(model, request, now)
+    mine, first = _rank_with(model, request, now), model.line.oldest_arrival()
+    mine_came = request.arrived_at if first is None else min(first, request.arrived_at)
     return [
         other
         for other in wanting(state)
         if other is not model
         and other not in counted
         and (came := other.line.oldest_arrival()) is not None
-        and (other.rank(now), came) <= (mine, request.arrived_at)
+        and (other.rank(now), came) <= (mine, mine_came)
         and share_room(other, model)
+    ]
+
+
+def coming_in(state: State, model: Candidate) -> list[ModelState]:
+    """The models on their way in that may leave for this one later."""
+    return [
+        s
+        for s in state.in_stage(Stage.PLANNED, Stage.LOADING)
+        if s not in model.members and not s.spec.permanent
     ]
 
 
@@ -186,11 +198,11 @@ def returns_before(
     """
     better = [
         s
-        for s in movable(state, model)
+        for s in (*movable(state, model), *coming_in(state, model))
         if s not in ahead
         and share_room(s, model)
         and (s.worth_class(now), s.spec.priority) < (request.work_class, request.priority)
-        and s.is_frequented(now)
+        and s.is_kept_busy(now)
     ]
     if not ahead or not better or request.operator:
         return Returns((), 0.0)
@@ -211,16 +223,25 @@ def by_class_and_age(request: Request) -> tuple[WorkClass, int]:
     return (request.work_class, request.arrived_at)
 
 
-def soft_at(state: State, model: Candidate, oldest: Request, now: int, *, unsure: bool) -> float:
+def soft_at(
+    state: State,
+    model: Candidate,
+    oldest: Request,
+    now: int,
+    *,
+    unsure: bool,
+    coming: Sequence[ModelState] = (),
+) -> float:
     """When a model has waited long enough behind the resident models, although its patience is not over.
 
-    `oldest` is the oldest request of the highest class that waits. While load times are unknown, turns go by age.
+    `oldest` is the oldest request of the highest class that waits. While load times are unknown, turns go by age. A
+    forecast also counts the models that are `coming`: they will be resident by then.
     """
     mine, since = oldest.work_class, oldest.arrived_at
     if unsure:
         return since
     short = state.shortage_of(model)
-    others = [(s.worth_class(now), s) for s in movable(state, model)]
+    others = [(s.worth_class(now), s) for s in (*movable(state, model), *coming)]
     if can_cover(short, [s for work_class, s in others if work_class > mine]):
         return since + SOFT_TURN_LOWER * model.load.ms
     is_person = mine is WorkClass.INTERACTIVE
@@ -243,7 +264,7 @@ def passed_until(state: State, model: Candidate, request: Request, now: int) -> 
         and not s.spec.permanent
         and share_room(s, model)
         and (s.worth_class(now), s.spec.priority) < (request.work_class, request.priority)
-        and s.is_frequented(now)
+        and s.is_kept_busy(now)
     ]
     if len(busy) < 2 or request.operator:
         return 0.0
@@ -291,9 +312,29 @@ def is_before(turn: Turn, model: Candidate, request: Request, hard_at: float, no
     other = turn.model
     if other is model or not share_room(other, model):
         return False
+    if turn.is_hard and _can_wait_for(turn, hard_at, now):
+        return True
     if turn.is_hard:
-        return other.rank(now) <= _rank_with(model, request, now) or _can_wait_for(turn, hard_at, now)
+        is_lesser = _asked_with(model, request) < other.asked_rank()
+        return not is_lesser and other.rank(now) <= _rank_with(model, request, now)
     return other.turn_class() <= request.work_class
+
+
+def goes_first(
+    state: State, model: Candidate, request: Request, ahead: Sequence[Candidate], now: int
+) -> bool:
+    """Whether a request has a better class or priority than every model that waits, serves or is loaded in its room."""
+    asked = _asked_with(model, request)
+    there = [s for s in (*movable(state, model), *coming_in(state, model)) if share_room(s, model)]
+    return all(asked < s.asked_rank() for s in ahead) and all(
+        asked < (s.worth_class(now), True, s.spec.priority) for s in there
+    )
+
+
+def _asked_with(model: Candidate, request: Request) -> Rank:
+    """A model's rank as its callers ask for it, once the request has joined its line."""
+    mine = (request.work_class, not request.operator, request.priority)
+    return min(mine, model.asked_rank()) if model.line else mine
 
 
 def _rank_with(model: Candidate, request: Request, now: int) -> Rank:

@@ -42,8 +42,8 @@ BAD_ANSWERS_MAX = 3
 #: because the engine layer reports why it failed.
 CHECK_MS = 70_000
 #: A model that is asked alone and is known to answer faster has less time: this many times its usual silence, the
-#: time of a load (its weights may have to be read again), and at least this, because its engine may take that long to
-#: drop requests that were just cut.
+#: time of a load (its weights may have to be read again), and at least the second figure, because a busy machine
+#: answers late. One that is asked beside other requests has as long before it is asked again alone.
 ALONE_FACTOR = 4
 ALONE_MS_MIN = 10_000
 #: A model without a question is reset when its answers have failed for this long: three failures may come in a

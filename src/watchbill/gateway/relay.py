@@ -427,5 +427,5 @@ class Relay:
     def _place(self) -> str:
         if self._start is not None:
             return "working"
-        forecast_ms = self.ticket.forecast_ms
-        return "queued" if forecast_ms is None else f"queued, about {max(1, forecast_ms // 1000)} s"
+        left_ms = self.ticket.starts_in_ms()
+        return "queued" if left_ms is None else f"queued, about {max(1, left_ms // 1000)} s"

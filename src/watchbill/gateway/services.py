@@ -40,6 +40,8 @@ from watchbill.steps import Shares
 __all__ = ["Handler", "Services"]
 
 Handler = Callable[[RequestContext], Awaitable[Answer]]
+#: The state, in a refusal, of a model in memory that gets no request before it has answered the watchdog.
+SUSPECT = "suspect"
 _log = logging.getLogger("watchbill.gateway")
 
 
@@ -141,7 +143,9 @@ class Services:
         return refusal(context, error, beside)
 
     def _loading(self, context: RequestContext, error: TheirsError) -> dict[str, object]:
-        state = self.driver.model_status(context.model) if context.model else None
+        state: str | None = self.driver.model_status(context.model) if context.model else None
+        if context.model and self.driver.is_doubted(context.model):
+            state = SUSPECT
         eta = None if error.retry_after_ms is None else -(-error.retry_after_ms // 1000)
         return {"loading": {"state": state, "progress": None, "eta_seconds": eta}}
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from watchbill import errors
 from watchbill.catalog import Catalog, Lane, Model, Reach
 from watchbill.core import messages as m
+from watchbill.core.forecast import can_forecast
 from watchbill.core.machine import Machine
 from watchbill.core.model_state import ModelStatus, Stage
 from watchbill.core.reasons import BecameWarm
@@ -139,6 +140,7 @@ class Driver:
             m.Load: self._load, m.Stop: self._engines.stop, m.Note: self._note, m.Alert: self._alert,
             m.Reply: self._commands.reply, m.Decline: self._decline, m.Wake: self._wake, m.RunTask: self._run_task,
             m.Sleep: self._engines.sleep, m.WakeModel: self._engines.wake, m.Check: self._engines.check,
+            m.LookAtDisk: self._look_at_disk,
         }  # fmt: skip
 
     # ------------------------------------------------------------------ the loop
@@ -214,6 +216,9 @@ class Driver:
 
     async def _look(self) -> None:
         await self._probe_loop.look()
+
+    def _look_at_disk(self, _: m.LookAtDisk) -> None:
+        self._probe_loop.look_at_disk(lambda fault: self.feed(m.DiskSeen(fault)))
 
     async def _save_often(self) -> None:
         while True:
@@ -306,6 +311,16 @@ class Driver:
         """The status of a model of the config."""
         model = self._core.state.models.get(name)
         return ModelStatus.ABSENT if model is None else model.status(self.now())
+
+    def is_doubted(self, name: str, /) -> bool:
+        """Whether a model is in memory and gets no request before it has answered the watchdog."""
+        model = self._core.state.models.get(name)
+        return model is not None and model.is_doubted
+
+    def can_forecast(self, id: str, /) -> bool:
+        """Whether the start of a waiting request can be forecast now."""
+        model = self._core.state.home.get(id)
+        return model is None or model.stage is Stage.READY or can_forecast(self._core.state, model)
 
     def is_in_use(self, name: str, /) -> bool:
         """Whether requests run on a model, or wait for it."""

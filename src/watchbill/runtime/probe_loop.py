@@ -9,6 +9,7 @@ goes on failing raises an alert.
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 
 from watchbill.catalog import RAM, Catalog
 from watchbill.core.messages import Alert, Constraint, DeviceReading, ModelReading, Observed
@@ -114,6 +115,19 @@ class ProbeLoop:
         loans = {id: used for of_device in self._loans.values() for id, used in of_device.items()}
         self._feed(Observed(now, devices, models, self._stalls(), self._disk_fault(), loans))
         self._next_ms = self._pace(devices)
+
+    def look_at_disk(self, then: Callable[[str | None], None]) -> None:
+        """Has the disk tried now, and tells its fault. A disk that hangs is told about when it answers."""
+        if self._disk is None:
+            then(None)
+            return
+        loop = asyncio.get_running_loop()
+
+        def tell() -> None:
+            with suppress(RuntimeError):  # the daemon has ended meanwhile
+                loop.call_soon_threadsafe(lambda: then(self._disk_fault()))
+
+        self._disk.look_now(tell)
 
     async def _see_processes(self, readings: list[Mapping[str, Reading]]) -> bool:
         """Reads each engine's process. Where that fails, the last readings stay valid."""

@@ -127,6 +127,10 @@ class Driver(Protocol):
         """Tells the core that a ticket has ended, and counts it. `served`: its service time is learned from."""
         ...
 
+    def can_forecast(self, id: str, /) -> bool:
+        """Whether the start of a waiting request can be forecast now."""
+        ...
+
     async def verify(self, model: str, /) -> None:
         """Returns when the core knows whether a model is still there, at whose engine a request has just failed."""
         ...
@@ -160,6 +164,13 @@ class Ticket:
     def is_waiting(self) -> bool:
         """Whether the grant is still to come."""
         return self.turn is None and self.refusal is None
+
+    def starts_in_ms(self) -> int | None:
+        """What is left of its forecast; None where that is over, or no forecast is possible now."""
+        if self.forecast_ms is None or not self.driver.can_forecast(self.id):
+            return None
+        left_ms = self.request.arrived_at + self.forecast_ms - time.monotonic_ns() // 1_000_000
+        return left_ms if left_ms > 0 else None
 
     @property
     def has_ended(self) -> bool:

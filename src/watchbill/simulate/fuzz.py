@@ -370,8 +370,7 @@ def _fill_disk(draw: random.Random, world: World) -> None:
         return
 
     def turn(fault: str | None) -> None:
-        world.disk_fault = fault
-        world.look()
+        world.disk_fault = fault  # the core is not told: it has to look
 
     begins = draw.uniform(0, TROUBLE_MS / 2)
     world.at(begins, lambda: turn("No space left on device"))

@@ -52,6 +52,7 @@ class Judged(Protocol):
     borrowers: Borrowers
     told_load_ms: dict[str, float]
     timer: float | None
+    disk_full_since: float | None
     faults: Faults
     core: Machine
 
@@ -66,6 +67,7 @@ class Judge:
         self.warm_at: dict[str, float] = {}
         self.load_took: dict[str, float] = {}  # the shortest load time known to the core: told or seen
         self._planned: set[str] = set()
+        self._planned_at: dict[str, float] = {}
         self._served: set[str] = set()  # models that got a grant in this step
         self._steps = 0
         self._sets: list[tuple[str, ...]] = []  # the sets that were planned in this step
@@ -157,6 +159,7 @@ class Judge:
             case m.JournalEvent.PLAN:
                 assert isinstance(note.reason, Planned)
                 self._planned |= {name, *note.reason.members}
+                self._planned_at |= dict.fromkeys((name, *note.reason.members), self._world.now)
                 self.waits.planned(name, note.reason.kind)
                 if note.reason.is_set:
                     self._sets.append(note.reason.members)
@@ -357,8 +360,10 @@ class Judge:
         """Judges a stop: a companion in use is stopped hard only, and none for a load that the disk prevents."""
         target = self._world.core.state.models[action.model].leaving_for
         planned = self._world.core.state.models.get(target)
+        full_since, now = self._world.disk_full_since, self._world.now
         if (
-            self._world.core.state.disk_fault is not None
+            full_since is not None
+            and full_since < self._planned_at.get(target, now)
             and planned is not None
             and planned.stage is Stage.PLANNED
             and planned.spec.writes_here

@@ -24,6 +24,8 @@ __all__ = ["World"]
 LOOK_EVERY_MS = 2_000
 #: More steps than this without any time passing mean that the core does and undoes the same change without end.
 STEPS_AT_ONCE_MAX = 20_000
+#: How long the disk takes to answer.
+DISK_LOOK_MS = 1.0
 #: How long an engine may work on a cut request; a frozen one is given up after the longest.
 LINGER_MS = (10.0, 9_000.0)
 LET_GO_MS = 10_000.0
@@ -72,7 +74,8 @@ class World:
         self.look_every_ms: float = LOOK_EVERY_MS
         # Whether background answers are never continued: one that has begun runs to its end.
         self.streams = False
-        self.disk_fault: str | None = None  # while it is set, loads that write below the root fail
+        self._disk_fault: str | None = None
+        self.disk_full_since: float | None = None
         self.mute = False  # engines send nothing before the end of an answer: a long prompt, a short answer
         self.power_w: float | None = None  # the power draw of every card, and its limit
         self.power_limit_w: float | None = None
@@ -88,6 +91,7 @@ class World:
             m.Load: self._load, m.Stop: self._stop, m.Note: self._note, m.Alert: self.alerts.append,
             m.Reply: self._reply, m.Decline: self.borrowers.declined, m.Wake: self._wake, m.RunTask: self._run_task,
             m.Sleep: self._sleep, m.WakeModel: self._wake_up, m.Check: self._check,
+            m.LookAtDisk: self._look_at_disk,
         }  # fmt: skip
         self.at(0.0, self._look_again)
 
@@ -422,6 +426,18 @@ class World:
             self.at(self.now + self.random.uniform(0, LATE_ANSWER_MS), lambda: self.feed(event))
 
     # ------------------------------------------------------------------ the machine
+
+    @property
+    def disk_fault(self) -> str | None:
+        """While there is one, loads that write below the root fail. The core learns of it by a look."""
+        return self._disk_fault
+
+    @disk_fault.setter
+    def disk_fault(self, fault: str | None) -> None:
+        self._disk_fault, self.disk_full_since = fault, None if fault is None else self.now
+
+    def _look_at_disk(self, _: m.LookAtDisk) -> None:
+        self.at(self.now + DISK_LOOK_MS, lambda: self.feed(m.DiskSeen(self.disk_fault)))
 
     def available(self, device: str) -> int:
         """The free memory that the machine would report now."""
