@@ -1,0 +1,162 @@
+"""A batch over two models that do not fit together, through a daemon that is killed again and again, with chat beside it.
+
+Everything is seen from outside: the answers over HTTP, the loads in the journal, the waits in the headers of chat.
+"""
+
+import json
+import random
+import signal
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from e2e.place import Daemon, Place, scripted
+from support.eventually import wait_until
+
+#: Two places: the permanent one has the first, so that `left` and `right` take turns in the second.
+CONFIG = '[devices.ram]\nreserve = "100MB"\nmax_resident = 2\n'
+QUICK = 'load = "0.2s", service = "0.02s", tokens = 2'
+MODELS = (
+    scripted("talker", QUICK, "permanent = true"),
+    scripted("left", QUICK, "concurrency = 4"),
+    scripted("right", QUICK, "concurrency = 4"),
+)
+BOUNDARY = "a-line-of-json-has-no-such-text"
+CHAT_PAUSE_S = 0.25
+
+
+def question(number: int, model: str) -> dict[str, Any]:
+    body = {"model": model, "max_tokens": 2, "messages": [{"role": "user", "content": f"{number}"}]}
+    return {"custom_id": f"line-{number}", "method": "POST", "url": "/v1/chat/completions", "body": body}
+
+
+def submit(daemon: Daemon, lines: list[dict[str, Any]]) -> str:
+    """Uploads the lines and makes a batch of them."""
+    content = "".join(json.dumps(line) + "\n" for line in lines).encode()
+    head = f'--{BOUNDARY}\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nbatch\r\n'
+    head += f'--{BOUNDARY}\r\nContent-Disposition: form-data; name="file"; filename="in.jsonl"\r\n\r\n'
+    form = head.encode() + content + f"\r\n--{BOUNDARY}--\r\n".encode()
+    with daemon.connect() as connection:
+        headers = {"Content-Type": f"multipart/form-data; boundary={BOUNDARY}"}
+        connection.request("POST", "/v1/files", form, headers)
+        reply = connection.getresponse()
+        told = json.loads(reply.read())
+        assert reply.status == 200, told
+    asked = {"input_file_id": told["id"], "endpoint": "/v1/chat/completions", "completion_window": "24h"}
+    status, _, made = daemon.ask("/v1/batches", asked)
+    assert status == 200, made
+    return json.loads(made)["id"]
+
+
+def batch_of(daemon: Daemon, id: str) -> dict[str, Any]:
+    return json.loads(daemon.ask(f"/v1/batches/{id}")[2])
+
+
+def answered(daemon: Daemon, id: str) -> int:
+    counts = batch_of(daemon, id)["request_counts"]
+    return counts["completed"] + counts["failed"]
+
+
+class Chatting:
+    """A person who chats all the time, with whichever daemon is there."""
+
+    def __init__(self) -> None:
+        self.daemon: Daemon | None = None
+        self.waits_ms: list[int] = []
+        self.refused: list[int] = []
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._chat, daemon=True)
+        self._thread.start()
+
+    def _chat(self) -> None:
+        while not self._stopped.wait(CHAT_PAUSE_S):
+            daemon = self.daemon
+            if daemon is None:
+                continue
+            try:
+                status, headers, _ = daemon.chat("talker", 2)
+            except (OSError, ValueError):  # it was killed
+                continue
+            if status == 200:
+                self.waits_ms.append(int(headers["x-watchbill-wait-ms"]))
+            elif self.daemon is daemon:
+                self.refused.append(status)
+
+    def stop(self) -> None:
+        self._stopped.set()
+        self._thread.join(30)
+
+
+def loads_of(root: Path, *models: str) -> int:
+    """How often these were loaded, by the journal, which outlives every daemon."""
+    lines = [json.loads(line) for line in (root / "events.jsonl").read_text().splitlines() if line.strip()]
+    return sum(line["event"] == "loaded" and line["model"] in models for line in lines)
+
+
+@pytest.mark.timeout(1500)
+@pytest.mark.parametrize(
+    ("total", "kills"),
+    [
+        pytest.param(300, 3, id="300-lines-3-kills"),
+        pytest.param(10_000, 10, id="10000-lines-10-kills", marks=pytest.mark.torture),
+    ],
+)
+def test_every_line_is_answered_once_though_the_daemon_is_killed(
+    place: Place, total: int, kills: int
+) -> None:
+    """R57, P1, P2, P5: every line is in the output once; loads stay few; chat beside it hardly waits."""
+    place.config.write_text(CONFIG + "".join(MODELS))
+    chance = random.Random(total)
+    lines = [question(number, chance.choice(("left", "right"))) for number in range(total)]
+    daemon = place.up()
+    chatting = Chatting()
+    chatting.daemon = daemon
+    try:
+        batch = submit(daemon, lines)
+        for kill in range(kills):
+            goal = total * (kill + 1) // (kills + 1)
+            wait_until(lambda goal=goal: answered(daemon, batch) >= goal, 600)
+            chatting.daemon = None
+            daemon.signal(signal.SIGKILL)
+            daemon.wait(10)
+            daemon = place.up()
+            chatting.daemon = daemon
+            assert answered(daemon, batch) >= goal  # what was told is not taken back
+        wait_until(lambda: batch_of(daemon, batch)["status"] == "completed", 600)
+    finally:
+        chatting.stop()
+    told = batch_of(daemon, batch)
+    assert told["request_counts"] == {"total": total, "completed": total, "failed": 0}
+    assert told["error_file_id"] is None
+    found = daemon.ask(f"/v1/files/{told['output_file_id']}/content")[2].splitlines()
+    answers = [json.loads(line) for line in found]
+    assert [each["custom_id"] for each in answers] == [line["custom_id"] for line in lines]
+    wanted = [line["body"]["model"] for line in lines]
+    assert [each["response"]["body"]["model"] for each in answers] == wanted
+    loads = loads_of(place.root, "left", "right")
+    print(
+        f"counts: lines={total} kills={kills} answered_once={len(answers)} loads={loads} "
+        f"chats={len(chatting.waits_ms)} longest_chat_wait_ms={max(chatting.waits_ms)} refused={len(chatting.refused)}"
+    )
+    assert loads <= 2 * (kills + 1) + 1, loads  # each life loads the model that was left, and the other one
+    assert chatting.waits_ms and not chatting.refused
+    assert max(chatting.waits_ms) < 10_000, max(chatting.waits_ms)
+    assert daemon.stop() == 0
+
+
+@pytest.mark.timeout(120)
+def test_chat_with_the_other_model_goes_before_a_batch(place: Place) -> None:
+    """P5: a person who asks for the model that is not in memory gets it while the batch has hundreds of lines left."""
+    place.config.write_text(CONFIG + "".join(MODELS))
+    daemon = place.up()
+    slow = 400
+    batch = submit(daemon, [question(number, "left") for number in range(slow)])
+    wait_until(lambda: answered(daemon, batch) > 0)
+    status, headers, _ = daemon.chat("right", 2)
+    assert status == 200
+    assert int(headers["x-watchbill-wait-ms"]) < 30_000
+    assert answered(daemon, batch) < slow
+    wait_until(lambda: batch_of(daemon, batch)["status"] == "completed", 60)
+    assert daemon.stop() == 0
