@@ -1,4 +1,4 @@
-"""A batch over two models that do not fit together, through a daemon that is killed again and again, with chat beside it.
+"""A batch over two models that do not fit together, through a daemon that is killed again and again, beside chat.
 
 Everything is seen from outside: the answers over HTTP, the loads in the journal, the waits in the headers of chat.
 """
@@ -6,6 +6,8 @@ Everything is seen from outside: the answers over HTTP, the loads in the journal
 import json
 import random
 import signal
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -117,7 +119,7 @@ def test_every_line_is_answered_once_though_the_daemon_is_killed(
         batch = submit(daemon, lines)
         for kill in range(kills):
             goal = total * (kill + 1) // (kills + 1)
-            wait_until(lambda goal=goal: answered(daemon, batch) >= goal, 600)
+            wait_until(lambda goal=goal, daemon=daemon: answered(daemon, batch) >= goal, 600)
             chatting.daemon = None
             daemon.signal(signal.SIGKILL)
             daemon.wait(10)
@@ -159,4 +161,52 @@ def test_chat_with_the_other_model_goes_before_a_batch(place: Place) -> None:
     assert int(headers["x-watchbill-wait-ms"]) < 30_000
     assert answered(daemon, batch) < slow
     wait_until(lambda: batch_of(daemon, batch)["status"] == "completed", 60)
+    assert daemon.stop() == 0
+
+
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "batch"
+
+
+def watchbill(daemon: Daemon, *words: str) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-m", "watchbill", "batch", *words, "--url", daemon.url]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+@pytest.mark.timeout(120)
+def test_the_command_line_leads_a_batch_from_a_file_to_its_results(place: Place, tmp_path: Path) -> None:
+    """LANE-09: submit, follow, list, status, results and cancel, for people and for scripts; the example works."""
+    place.config.write_text(CONFIG + scripted("smollm2", QUICK))
+    daemon = place.up()
+    followed = watchbill(daemon, "submit", str(EXAMPLE / "questions.jsonl"), "--follow")
+    assert followed.returncode == 0, followed.stderr
+    assert followed.stdout.splitlines()[-1].endswith("completed, 4 of 4 lines")
+    told = watchbill(daemon, "list", "--json")
+    (batch,) = json.loads(told.stdout)["data"]
+    assert batch["id"] in watchbill(daemon, "list").stdout
+    assert "output file: file-" in watchbill(daemon, "status", batch["id"]).stdout
+    assert json.loads(watchbill(daemon, "status", batch["id"], "--json").stdout) == batch
+    printed = watchbill(daemon, "results", batch["id"])
+    ids = [json.loads(line)["custom_id"] for line in printed.stdout.splitlines()]
+    assert ids == [f"question-{number}" for number in range(1, 5)]
+    written = tmp_path / "out.jsonl"
+    assert watchbill(daemon, "results", batch["id"], "-o", str(written)).returncode == 0
+    assert written.read_text() == printed.stdout
+    assert watchbill(daemon, "results", batch["id"], "--errors").stdout == ""
+    late = watchbill(daemon, "cancel", batch["id"])
+    assert late.returncode == 1 and "has ended already" in late.stderr
+    wrong = tmp_path / "wrong.jsonl"
+    wrong.write_text(json.dumps(question(1, "smollm2")) + "\n{oops\n")
+    failed = watchbill(daemon, "submit", str(wrong), "--follow", "--json")
+    assert failed.returncode == 1 and json.loads(failed.stdout)["errors"]["data"][0]["line"] == 2
+    assert (
+        "line 2: the line is not JSON" in watchbill(daemon, "status", json.loads(failed.stdout)["id"]).stdout
+    )
+    missing = watchbill(daemon, "submit", str(tmp_path / "missing.jsonl"))
+    assert missing.returncode == 2 and "cannot read" in missing.stderr
+    environment = {"PATH": "/usr/bin:/bin", "WATCHBILL_URL": daemon.url, "HOME": str(tmp_path)}
+    environment["WATCHBILL"] = f"{sys.executable} -m watchbill"
+    ran = subprocess.run(
+        [str(EXAMPLE / "ask.sh")], capture_output=True, text=True, timeout=60, env=environment, check=False
+    )
+    assert ran.returncode == 0 and len(ran.stdout.splitlines()) == 4, ran.stderr
     assert daemon.stop() == 0

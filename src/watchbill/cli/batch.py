@@ -90,8 +90,8 @@ def list_(*, json: Json = False, common: Common = _DEFAULTS) -> None:
             f"no batches; submit one with: {session.root.command('batch', 'submit', 'FILE')}"
         )
         return
-    columns = [Column("BATCH"), Column("STATE"), Column("ANSWERED", right=True), Column("FAILED", right=True)]
-    columns += [Column("LINES", right=True), Column("CREATED")]
+    # An id is there to be pasted: with fewer columns it fits whole into a terminal of 80.
+    columns = [Column("BATCH"), Column("STATE"), Column("LINES", right=True), Column("CREATED")]
     session.terminal.show(*session.terminal.table(columns, [_row(row) for row in rows]))
 
 
@@ -241,12 +241,8 @@ def _line_of(told: Fields) -> str:
 def _row(told: Fields) -> list[str]:
     good, bad, total = _counts(told)
     created = told.get("created_at")
-    when = (
-        datetime.fromtimestamp(created, UTC).isoformat()[:19]
-        if isinstance(created, int)
-        else plain(created)[:19]
-    )
-    return [plain(told.get("id")), _state(told), str(good), str(bad), str(total), when]
+    when = datetime.fromtimestamp(created, UTC).isoformat() if isinstance(created, int) else plain(created)
+    return [plain(told.get("id")), _state(told), f"{good + bad}/{total}", when[5:16].replace("T", " ")]
 
 
 def _details(told: Fields) -> list[str]:
