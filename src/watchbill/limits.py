@@ -861,6 +861,9 @@ AGENT_LEASE_MS = 60_000
 #: Polling of the queue where arrivals cannot be heard: with free slots and work at hand, and without work.
 AGENT_POLL_BUSY_MS = 1_000
 AGENT_POLL_IDLE_MS = 5_000
+#: What a process of a task with a limit of memory may allocate, in multiples of that limit. Above 1: stacks of threads
+#: and what is reserved ahead count as allocated, and are hardly ever used.
+TASK_DATA_FACTOR = 4
 #: How long an agent that starts waits for the marker of its shared folder, and how often it looks.
 FLEET_WAIT_MS = 60_000
 FLEET_LOOK_MS = 500

@@ -1,8 +1,11 @@
 """An agent runs what permissions.toml allows: what it denies fails with the rule, what it asks about waits."""
 
+import pytest
+
 from support.eventually import wait_until
 from support.fleet_rig import FleetRig, marked_processes
 from watchbill.fleet import places
+from watchbill.processes.sandbox import can_bubblewrap, can_landlock
 
 
 def task(name: str, command: str) -> str:
@@ -83,6 +86,26 @@ def test_a_task_that_takes_more_memory_than_it_may_is_killed_and_says_so(rig: Fl
     assert (failed["task"], failed["end"]) == ("bad", "failed") and "150 MB" in failed["tail"]
     assert [entry["task"] for entry in rig.entries("b1", "accept")] == ["good"]
     assert not marked_processes("bytearray(90")
+
+
+@pytest.mark.parametrize("level", ["none", "light", "strict"])
+def test_a_task_cannot_allocate_many_times_its_memory_at_once(rig: FleetRig, level: str) -> None:
+    """R55: not even between two looks of its guard, with or without a sandbox; a few times is not refused."""
+    if level == "light" and not can_landlock():
+        pytest.skip("needs landlock")
+    if level == "strict" and not can_bubblewrap():
+        pytest.skip("needs bubblewrap")
+    (rig.root / "permissions.toml").write_text(f'[sandbox]\nmemory = "100MB"\nlevel = "{level}"\n')
+    reserve = (
+        "python3 -c 'import mmap; mmap.mmap(-1, {} * 2**20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)'"
+    )
+    rig.submit(
+        "b1", task("good", reserve.format(200)) + task("bad", reserve.format(1000)) + "- **retries**: 0\n"
+    )
+    finish(rig)
+    (failed,) = rig.entries("b1", "fail")
+    assert failed["task"] == "bad" and "Cannot allocate memory" in failed["tail"], failed
+    assert [entry["task"] for entry in rig.entries("b1", "accept")] == ["good"]
 
 
 def test_a_task_with_more_processes_than_it_may_is_killed_and_the_plan_can_only_tighten(

@@ -186,7 +186,7 @@ class _Preparation:
             forbidden = self._forbidden(rows)
             if forbidden is not None:
                 return forbidden
-            command = self._caged(command)
+            command = self._caged(self._limited(command))
         rules = self._book.sandbox
         job = Job(
             file_stem(self._name), tuple(command), self._environment(rows[-1]), self._timeout_ms(),
@@ -326,6 +326,18 @@ class _Preparation:
         return bool(slip.approved) and slip.approved == digest_of(
             slip.batch, slip.task, slip.work, slip.inputs, slip.items
         )
+
+    def _limited(self, command: list[str]) -> list[str]:
+        """The command with the kernel's bound of what each of its processes may allocate, where its memory is limited.
+
+        The guard adds up what the whole task really uses, twice a second. This ends what takes more between two looks.
+        """
+        memory_bytes = self._book.sandbox.memory_bytes
+        if not memory_bytes:
+            return command
+        kib = memory_bytes * limits.TASK_DATA_FACTOR // 1024
+        script = f"ulimit -d {kib} 2> /dev/null; {command[_SCRIPT_AT]}"
+        return [*command[:_SCRIPT_AT], script, *command[_SCRIPT_AT + 1 :]]
 
     def _caged(self, command: list[str]) -> list[str]:
         """The command in the sandbox that the task or the rules demand."""
