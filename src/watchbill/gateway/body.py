@@ -241,6 +241,10 @@ class Bodies:
         self.held -= size
         if key is not None:
             self._of_key[key.name] -= size
+        self.note_freed(size)
+
+    def note_freed(self, size: int) -> None:
+        """So many bytes, in many pieces, were freed: of a body, or of an engine's answer that is one piece now."""
         self._released += size
         if self._released >= HEAP_RETURN_BYTES and self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(HEAP_RETURN_MS / 1000, self._return)

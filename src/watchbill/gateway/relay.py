@@ -84,6 +84,7 @@ class Relay:
     resume: Resumption | None = None  # set for one that yields in the middle of its answer
     charging: Charging | None = None  # set where there are tiers
     status: int = 0  # until the answer's is there
+    gathered: int = 0  # bytes of an answer that was put together here, in many small pieces
     is_stream: bool = False  # once it is: whether the engine answers with a stream of events
     _call: Call | None = None
     _start: Start | None = None
@@ -188,6 +189,8 @@ class Relay:
                 if resume is None or not resume.go_on():
                     collector = None
                     self._forget_heard()
+            finally:
+                self.gathered += size
 
     def _ask_anew(self) -> None:
         """The engine does not continue answers: it is asked for the whole one, in the same turn."""

@@ -154,6 +154,12 @@ class Services:
         bug = TheirsError(f"Watchbill failed; its log has the reason under {context.id}")
         return refusal(context, bug)
 
+    def forget_relay(self, relay: Relay) -> None:
+        """The relay is closed, and with it the pieces of an answer that was put together."""
+        self.relays.discard(relay)
+        if relay.gathered:
+            self.bodies.note_freed(relay.gathered)
+
     # ------------------------------------------------------------------ names of requests
 
     def name(self, context: RequestContext, asked: str) -> None:

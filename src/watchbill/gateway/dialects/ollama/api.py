@@ -162,6 +162,7 @@ class OllamaApi:
         durations = telling.durations(usage, None)
         kept = {name: durations[name] for name in ("total_duration", "load_duration", "prompt_eval_count")}
         told = await write_vectors({"model": telling.model, **kept}, vectors)
+        self._gateway.bodies.note_freed(len(told))  # the vectors by themselves
         return Response(told, {"Content-Type": _JSON}, lines=context.lines())
 
     async def embeddings(self, context: RequestContext) -> Response:
