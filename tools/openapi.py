@@ -17,7 +17,7 @@ TEXT: Shape = {"type": "string"}
 WHOLE: Shape = {"type": "integer"}
 NUMBER: Shape = {"type": "number"}
 FLAG: Shape = {"type": "boolean"}
-TIER: Shape = {"enum": ["local", "burst", "external"]}
+TIER: Shape = {"enum": ["local", "peer", "burst", "external"]}
 
 
 def maybe(shape: Shape) -> Shape:
@@ -79,8 +79,8 @@ SHAPES: dict[str, Shape] = {
         state={"enum": [
             "absent", "planned", "loading", "ready", "draining", "stopping", "asleep", "failed", "quarantined",
         ]},
-        engine=TEXT, tier=TIER, site=maybe(TEXT), aliases=listed(TEXT), memory=WHOLE, measured=maybe(WHOLE),
-        asleep=maybe(WHOLE),
+        engine=TEXT, tier=TIER, site=maybe(TEXT), leased=maybe(TEXT), aliases=listed(TEXT), memory=WHOLE,
+        measured=maybe(WHOLE), asleep=maybe(WHOLE),
         devices=table(WHOLE), in_flight=WHOLE, beside=WHOLE, queued=WHOLE, loads=WHOLE, evictions=WHOLE,
         pid=maybe(WHOLE), reason=maybe(TEXT), trouble=maybe(TEXT),
         absence={"anyOf": [ref("Absence"), {"type": "null"}]}, permanent=FLAG,
@@ -117,9 +117,13 @@ SHAPES: dict[str, Shape] = {
         policy_doubt=maybe(TEXT), late_answers=WHOLE, engines=table(ref("Engine")), maintenance=table(ref("Claim")),
         spools=table(ref("Spool")), programs=table(ref("Program")), policy_failures=WHOLE, policy_failure=maybe(TEXT),
         rotation=ref("Rotation"), epochs=table(ref("Epoch")), alerts=listed(ref("Alert")), loans=table(ref("Loan")),
-        tiers=table(ref("Tier")),
+        tiers=table(ref("Tier")), leases=table(ref("Lease")),
         batches={"anyOf": [ref("Batches"), {"type": "null"}]},
     ),
+    "Lease": record(peer=TEXT, model=TEXT, renewed_ms=WHOLE, resting=FLAG),
+    "LeaseGiven": record(id=TEXT, model=TEXT, lasts_ms=WHOLE, renew_ms=WHOLE, continues=FLAG),
+    "LeaseRenewed": record(id=TEXT, lasts_ms=WHOLE, renew_ms=WHOLE),
+    "LeaseEnded": record(id=TEXT, message=TEXT),
     "Tier": record(
         tier=TIER, enabled=FLAG, closed=FLAG, spent_today=NUMBER, daily=maybe(NUMBER), models=table(TEXT),
         in_flight=WHOLE, queued=WHOLE, reason=maybe(TEXT),
@@ -137,7 +141,7 @@ SHAPES: dict[str, Shape] = {
     "Cancelled": record(message=TEXT, id=TEXT),
     "Explanation": record(
         model=TEXT, state=TEXT, absent_because=maybe(TEXT), verdict=TEXT, reason=TEXT, companions=table(TEXT),
-        served_by=maybe(TEXT), tier={"enum": ["local", "burst", "external", None]}, sites=table(TEXT),
+        served_by=maybe(TEXT), tier={"enum": ["local", "peer", "burst", "external", None]}, sites=table(TEXT),
         leaving=listed(TEXT),
         expected_ms=maybe(WHOLE), pressure_per_s=NUMBER, momentum_per_s=table(NUMBER), own_momentum_per_s=NUMBER,
         terms=ref("Terms"), policy=TEXT,
@@ -236,6 +240,7 @@ DOOR = asked(
     port={"type": "integer", "minimum": 0, "maximum": 65535},
 )  # fmt: skip
 USER = asked(user=WHOLE)
+LEASE = asked(("model",), model=TEXT)
 RENEW = asked(("device",), device=TEXT)
 #: The fields of docs/responses.md, as far as they have a plain shape.
 RESPONSE = asked(
@@ -327,6 +332,9 @@ ADDRESSES: tuple[tuple[str, str, str, Shape | None, str, tuple[str, ...]], ...] 
         "Explanation",
         ("?model", "?with?"),
     ),
+    ("post", "/wb/v1/leases", "A peer asks for a lease.", LEASE, "LeaseGiven", ()),
+    ("post", "/wb/v1/leases/{id}/renew", "The peer lives.", None, "LeaseRenewed", ("id",)),
+    ("delete", "/wb/v1/leases/{id}", "The peer gives it back.", None, "LeaseEnded", ("id",)),
     ("get", "/wb/v1/requests", "Every open request.", None, "Requests", ()),
     ("get", "/wb/v1/requests/{id}", "One open request.", None, "Request", ("id",)),
     ("delete", "/wb/v1/requests/{id}", "Cancels a request.", None, "Cancelled", ("id",)),

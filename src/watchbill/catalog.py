@@ -16,10 +16,10 @@ from watchbill.limits import QUEUE_KEY_SHARES
 from watchbill.units import Bytes, Millis
 
 __all__ = [
-    "BATCHES_LANE", "BUILT_IN_LANES", "DEFAULT_LANE", "LATEST_WINS", "LOCAL_SITE", "PLANS_LANE", "RAM", "ROTATION_LANE",
-    "AlertRules", "ApiKey", "BackgroundTask", "BatchRules", "Catalog", "Device", "EngineRules", "Epoch", "JournalRules",
-    "Lane", "Model", "PolicyRules", "ProcessType", "Reach", "Reservation", "RotationRules", "RoutingRules", "Server",
-    "SpoolRules", "Tier", "TierRules", "WorkClass",
+    "BATCHES_LANE", "BUILT_IN_LANES", "DEFAULT_LANE", "LATEST_WINS", "LEASED_LANE", "LOCAL_SITE", "PLANS_LANE",
+    "RAM", "ROTATION_LANE", "AlertRules", "ApiKey", "BackgroundTask", "BatchRules", "Catalog", "Device", "EngineRules", "Epoch",
+    "JournalRules", "Lane", "Model", "PeerRules", "PolicyRules", "ProcessType", "Reach", "Reservation", "RotationRules", "RoutingRules",
+    "Server", "SpoolRules", "Tier", "TierRules", "WorkClass",
 ]  # fmt: skip
 
 RAM = "ram"
@@ -44,6 +44,7 @@ class Tier(StrEnum):
     """Where a request runs."""
 
     LOCAL = "local"  # on this machine
+    PEER = "peer"  # on another Watchbill machine, under a lease
     BURST = "burst"  # on a machine or container that a command starts on demand
     EXTERNAL = "external"  # at somebody else's server, for money
 
@@ -213,6 +214,10 @@ ROTATION_LANE = Lane("rotation", WorkClass.ROTATION, max_wait_ms=Millis(600_000)
 PLANS_LANE = Lane(
     "plans", WorkClass.NORMAL, max_wait_ms=Millis(3_600_000), timeout_ms=Millis(3_600_000), queue_max=10_000
 )
+#: Work of other machines: it runs when nobody works here, and may wait that long.
+LEASED_LANE = Lane(
+    "leased", WorkClass.LEASED, max_wait_ms=Millis(3_600_000), timeout_ms=Millis(3_600_000), queue_max=256
+)
 #: Lines of batches. Every person and every plan goes first; a line that waited in vain is asked again until its batch
 #: expires.
 BATCHES_LANE = Lane(
@@ -223,7 +228,7 @@ BATCHES_LANE = Lane(
     queue_max=10_000,
 )
 #: The lanes that need not be declared. One of the same name in the config takes its place.
-BUILT_IN_LANES = {lane.name: lane for lane in (ROTATION_LANE, PLANS_LANE, BATCHES_LANE)}
+BUILT_IN_LANES = {lane.name: lane for lane in (ROTATION_LANE, PLANS_LANE, BATCHES_LANE, LEASED_LANE)}
 _OFFERED_LANES = {lane.name: lane for lane in (PLANS_LANE, BATCHES_LANE)}
 
 
@@ -254,6 +259,20 @@ class PolicyRules:
 
 
 @dataclass(frozen=True, slots=True)
+class PeerRules:
+    """Another machine whose work is done here under leases."""
+
+    name: str
+    lends: tuple[str, ...] | None = None  # the models that it may use; None: all that are not private
+
+    def may_use(self, model: Model) -> bool:
+        """Whether it may have answers of a model of this machine."""
+        if model.site is not None:
+            return False
+        return not model.private if self.lends is None else model.name in self.lends
+
+
+@dataclass(frozen=True, slots=True)
 class ApiKey:
     """Who may call, and with which rights."""
 
@@ -267,6 +286,7 @@ class ApiKey:
     tokens_per_minute: int | None = None
     capture: str | None = None  # the spool that finished requests go into
     bodies_max: Bytes | None = None  # bytes of all its bodies that are inside
+    peer: PeerRules | None = None  # it is another machine's
 
     @property
     def is_bounded(self) -> bool:
@@ -287,6 +307,11 @@ class Server:
     bodies_max: Bytes = Bytes(256 * 2**20)  # of all requests together
     connections_max: int = 4096
     key_variables: frozenset[str] = frozenset()  # of the environment, in which keys stand
+
+    @property
+    def asks_for_keys(self) -> bool:
+        """Whether callers need a key; those of peers alone do not close the door for others."""
+        return any(key.peer is None for key in self.keys)
 
     @property
     def key_bodies_max(self) -> Bytes:

@@ -137,7 +137,7 @@ def _with_address(catalog: Catalog, options: Options) -> Catalog:
             raise ConfigError(
                 f"{asked} is not a port; ports are 1 to {PORT_MAX}, and 0 picks one that is free"
             )
-    config.refuse_open_bind(host, bool(server.keys))
+    config.refuse_open_bind(host, server.asks_for_keys)
     room = _allow_descriptors(server.connections_max)
     return replace(catalog, server=replace(server, host=host, port=port, connections_max=room))
 

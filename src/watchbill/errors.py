@@ -20,6 +20,7 @@
         ├── UnsupportedMedia         415  invalid_request
         ├── LaneFull                 429  lane_full
         ├── NeverFits                503  never_fits
+        ├── NoLease                  409  no_lease
         ├── TierClosed               503  tier_closed
         ├── NoMemory                 503  no_memory
         ├── WaitExceeded             503  wait_exceeded
@@ -49,10 +50,10 @@ from typing import ClassVar, NamedTuple
 __all__ = [
     "AuthenticationFailed", "Cancelled", "ConfigError", "DeviceUnreadable", "DiskFailed", "EngineFailed", "Forbidden",
     "IllegalTransition", "InMaintenance", "LaneFull", "MethodNotAllowed", "ModelFailed", "ModelNotFound", "NameRefused",
-    "NeverFits", "NoMemory", "NotFound", "NotOffered", "NotReachable", "OursError", "Overloaded", "Preempted",
-    "PreviousNotFound", "Problem", "PullFailed", "ReceiptTimeout", "RequestError", "RootInUse", "RunTimeout",
-    "ShuttingDown", "Stale", "TheirsError", "ThreadsUnsupported", "TierClosed", "TooLarge", "UnitError",
-    "UnsupportedMedia", "WaitExceeded", "WatchbillError",
+    "NeverFits", "NoLease", "NoMemory", "NotFound", "NotOffered", "NotReachable", "OursError", "Overloaded",
+    "Preempted", "PreviousNotFound", "Problem", "PullFailed", "ReceiptTimeout", "RequestError", "RootInUse",
+    "RunTimeout", "ShuttingDown", "Stale", "TheirsError", "ThreadsUnsupported", "TierClosed", "TooLarge",
+    "UnitError", "UnsupportedMedia", "WaitExceeded", "WatchbillError",
 ]  # fmt: skip
 
 
@@ -202,6 +203,13 @@ class NeverFits(TheirsError):
 
     code = "never_fits"
     status = 503
+
+
+class NoLease(TheirsError):
+    """This request needs a lease, and there is none."""
+
+    code = "no_lease"
+    status = 409
 
 
 class TierClosed(TheirsError):

@@ -408,6 +408,9 @@ UNIT_LOOK_MS = 3_000
 
 # ------------------------------------------------------------------ tiers
 
+#: A lease at another machine is renewed this often; an answer about one comes within this.
+LEASE_RENEW_MS = 20_000
+PEER_ANSWER_MS = 5_000
 #: The health of a burst tier is checked this often while it runs.
 BURST_LOOK_MS = 3_000
 #: A start command must return within this, a stop command within this. The config may allow a start less.

@@ -28,6 +28,16 @@ EXTERNAL = '[tiers.cloud]\nkind = "external"\nurl = "https://api.example.com/v1"
 BURST = '[tiers.box]\nkind = "burst"\nurl = "http://127.0.0.1:9000"\nmodels = ["a"]\n'
 
 MATRIX = [
+    # peers
+    ('[peers.rig]', "1: peers.rig: neither serves this machine nor is served by it; add url and key, or their_key"),
+    ('[peers.rig]\nurl = "http://127.0.0.1:9"\nkey = "k"', "1: peers.rig.models: is missing; this machine asks there; "
+     "add models = ..."),
+    ('[peers.rig]\ntheir_key = "k"\nmodels = ["a"]',
+     '3: peers.rig.models: means nothing without url; add url = "http://10.0.0.8:8470", or remove it'),
+    ('[peers.rig]\ntheir_key = "k"\nlends = ["a"]',
+     "3: peers.rig.lends[0]: there is no model a; name models of this machine"),
+    ('[peers.rig]\ntheir_key = "k"\n[peers.box]\ntheir_key = "k"',
+     "4: peers.box.their_key: is the same key as rig's; give each a key of its own"),
     # tiers
     (EXTERNAL + 'models = ["a"]\nprice_in = 1',
      "1: tiers.cloud.daily: is missing; an external tier costs money; add daily = 5.0, or what a day may cost"),
@@ -44,13 +54,13 @@ MATRIX = [
     (BURST + 'start = "x"\nstop = "y"\nprice_out = 1',
      "7: tiers.box.price_out: means nothing for a tier of kind burst; remove it"),
     (BURST + 'start = "x"\nstop = "y"\n[routing]\norder = ["local", "bax", "box"]',
-     "8: routing.order[1]: there is no tier bax; did you mean box?"),
+     "8: routing.order[1]: there is no tier or peer bax; did you mean box?"),
     (BURST + 'start = "x"\nstop = "y"\n[routing]\norder = ["local"]',
      "8: routing.order: leaves out box, so that nothing would ever be served there; add it, or remove its table"),
     (BURST.replace("[tiers.box]", "[tiers.local]") + 'start = "x"\nstop = "y"',
      "1: tiers.local: local is this machine; choose another name"),
     (BURST + f'start = "x"\nstop = "y"\n[models."a@box"]\n{SCRIPTED}',
-     "7: models.\"a@box\": is the name of the copy of a in the tier box; choose another name"),
+     "7: models.\"a@box\": is the name of the copy of a at box; choose another name"),
     # engines and drivers
     ('[models.a]\nengine = "lamacpp"\nsource = "x"',
      "2: models.a.engine: there is no engine lamacpp; did you mean llamacpp?"),

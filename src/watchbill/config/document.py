@@ -7,6 +7,7 @@ and a line in `settle`, `check_sections` and `build`.
 """
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from pydantic import Field
@@ -28,6 +29,7 @@ from watchbill.config.journal import AlertsTable, JournalTable, build_alerts, bu
 from watchbill.config.keys import Key, keys_of, tables_of
 from watchbill.config.lanes import LaneTable, build_lane, check_lanes, settle_lanes
 from watchbill.config.models import ModelTable, build_model, check_models, settle_model
+from watchbill.config.peers import PeerTable, add_peers, build_peer_keys, check_peers, peer_variables_of
 from watchbill.config.policy import PolicyTable, build_policy, check_policy
 from watchbill.config.process_types import ProcessTable, build_process_type
 from watchbill.config.rotation import (
@@ -80,6 +82,7 @@ class Document(Table):
     tiers: dict[PlainName, TierTable] = Field(
         default={}, description="Where requests may run beside this machine."
     )
+    peers: dict[PlainName, PeerTable] = Field(default={}, description="Other Watchbill machines.")
     routing: RoutingTable = Field(default=RoutingTable(), description="Which tier serves a request.")
 
 
@@ -120,7 +123,7 @@ def settle(document: Document) -> Document:
             "lanes": settle_lanes(document.lanes),
             "rotation": settle_rotation(document.rotation, has_tasks=has_tasks),
             "spool": {name: settle_spool(name, table) for name, table in document.spool.items()},
-            "routing": settle_routing(document.routing, document.tiers),
+            "routing": settle_routing(document.routing, document.tiers, _asked_peers(document)),
         }
     )
 
@@ -138,7 +141,14 @@ def check_sections(document: Document, draft: Draft) -> Iterator[Wrong]:
     yield from check_spools(document.spool, draft)
     yield from check_batches(document.batches, draft)
     yield from check_fleet(document.fleet, document.agents, draft)
-    yield from check_tiers(document.tiers, document.routing, document.models, draft)
+    peers = _asked_peers(document)
+    yield from check_tiers(document.tiers, document.routing, document.models, peers, draft)
+    yield from check_peers(document.peers, document.tiers, document.models, document.server.keys, draft)
+
+
+def _asked_peers(document: Document) -> list[str]:
+    """The peers that serve requests of this machine."""
+    return [name for name, table in document.peers.items() if table.url is not None]
 
 
 def build(document: Document, base: Path, environment: Mapping[str, str]) -> Catalog:
@@ -148,6 +158,9 @@ def build(document: Document, base: Path, environment: Mapping[str, str]) -> Cat
         name: build_model(name, table, engines[table.engine], base) for name, table in document.models.items()
     }
     routing = build_routing(document.routing)
+    variables = key_variables_of(document.tiers) | peer_variables_of(document.peers)
+    server = build_server(document.server, environment, variables)
+    add_peers(document.peers, engines, models, environment)
     add_tiers(document.tiers, routing.order, engines, models, environment)
     return Catalog(
         devices={name: build_device(name, table) for name, table in document.devices.items()},
@@ -155,7 +168,7 @@ def build(document: Document, base: Path, environment: Mapping[str, str]) -> Cat
         models=models,
         lanes={name: build_lane(name, table) for name, table in document.lanes.items()},
         policy=build_policy(document.policy, base),
-        server=build_server(document.server, environment, key_variables_of(document.tiers)),
+        server=replace(server, keys=(*server.keys, *build_peer_keys(document.peers, environment))),
         rotation=build_rotation(document.rotation),
         epochs={name: build_epoch(name, table) for name, table in document.epochs.items()},
         sets={name: table.models for name, table in document.sets.items()},

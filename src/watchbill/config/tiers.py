@@ -6,7 +6,7 @@ machine, or `big` itself where this machine has none. An external tier is off un
 daily limit.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Literal, cast
 
 from pydantic import BeforeValidator, Field, WithJsonSchema
@@ -18,11 +18,12 @@ from watchbill.config.engines import check_address
 from watchbill.config.models import HttpPath, ModelTable
 from watchbill.config.server import KeyText, check_secret, secret_of, variable_of
 from watchbill.config.values import Count, Duration, Line, ModelName, PlainName, Table, Url
+from watchbill.toml import KeyPath
 from watchbill.units import Millis
 
 __all__ = [
-    "RoutingTable", "TierTable", "add_tiers", "build_routing", "build_tier", "check_tiers", "key_variables_of",
-    "settle_routing",
+    "Offered", "RoutingTable", "TierTable", "add_tiers", "build_routing", "build_tier", "check_offered", "check_tiers",
+    "copy_name", "engine_name", "key_variables_of", "settle_routing",
 ]  # fmt: skip
 
 # ------------------------------------------------------------------ the tables
@@ -120,8 +121,8 @@ class RoutingTable(Table):
     order: tuple[PlainName, ...] | None = Field(
         default=None,
         strict=False,
-        description='The order in which they are asked; "local" is this machine. Otherwise local, then the burst '
-        "tiers, then the external ones, as they stand in the file.",
+        description='The order in which they are asked; "local" is this machine. Otherwise local, then peers, '
+        "then burst tiers, then external ones, as they stand in the file.",
         examples=[["local", "box", "cloud"]],
     )
     after: Duration | None = Field(
@@ -141,14 +142,16 @@ _BURST_KEYS = frozenset({"start", "stop", "idle", "start_timeout", "health", "pr
 _EXTERNAL_KEYS = frozenset({"price_in", "price_out"})
 
 
-def settle_routing(table: RoutingTable, tiers: Mapping[str, TierTable]) -> RoutingTable:
+def settle_routing(
+    table: RoutingTable, tiers: Mapping[str, TierTable], peers: Sequence[str] = ()
+) -> RoutingTable:
     """The same table with its order."""
     if table.order is not None:
         return table
     named = {name: tier.kind for name, tier in tiers.items() if name != LOCAL_SITE}
     bursts = [name for name, kind in named.items() if kind == "burst"]
     externals = [name for name, kind in named.items() if kind == "external"]
-    return table.model_copy(update={"order": (LOCAL_SITE, *bursts, *externals)})
+    return table.model_copy(update={"order": (LOCAL_SITE, *peers, *bursts, *externals)})
 
 
 # ------------------------------------------------------------------ checks
@@ -158,17 +161,18 @@ def check_tiers(
     tiers: Mapping[str, TierTable],
     routing: RoutingTable,
     models: Mapping[str, ModelTable],
+    peers: Sequence[str],
     draft: Draft,
 ) -> Iterator[Wrong]:
     """Tiers that cannot be reached or paid for, keys of the other kind, and an order that names no tier."""
     for name, table in tiers.items():
         yield from _check_tier(draft, name, table, models)
-    known = [LOCAL_SITE, *draft.names("tiers")]
+    known = [LOCAL_SITE, *peers, *draft.names("tiers")]
     order = routing.order or ()
     for place, name in enumerate(order):
         path = ("routing", "order", place)
         if name not in known:
-            yield path, f"there is no tier {name}", did_you_mean(name, known) or f"add [tiers.{name}]"
+            yield path, f"there is no tier or peer {name}", did_you_mean(name, known) or f"add [tiers.{name}]"
         elif name in order[:place]:
             yield path, f"names {name} twice", "remove one"
     if draft.is_sound("routing") and "order" in draft.keys_at("routing"):
@@ -212,25 +216,33 @@ def _check_tier(
             "is empty, so that nothing would ever be served there",
             'write models = ["NAME"]',
         )
-    for model in table.models:
-        copy = copy_name(model, name)
-        if copy in models:
-            yield (
-                ("models", copy),
-                f"is the name of the copy of {model} in the tier {name}",
-                "choose another name",
-            )
-        elif len(copy) > limits.MODEL_NAME_CHARS_MAX:
-            yield (*path, "models", model), f"with @{name} it is too long a name", "choose a shorter one"
+    yield from check_offered(path, name, table.models, models)
     yield from check_address((*path, "url"), table.url)
     if table.key is not None and (table.enabled or table.kind == "burst"):
         yield from check_secret((*path, "key"), table.key, draft.environment)
+
+
+def check_offered(
+    path: KeyPath, site: str, offered: Mapping[str, str], models: Mapping[str, ModelTable]
+) -> Iterator[Wrong]:
+    """Names of copies that are taken, or too long."""
+    for model in offered:
+        copy = copy_name(model, site)
+        if copy in models:
+            yield ("models", copy), f"is the name of the copy of {model} at {site}", "choose another name"
+        elif len(copy) > limits.MODEL_NAME_CHARS_MAX:
+            yield (*path, "models", model), f"with @{site} it is too long a name", "choose a shorter one"
 
 
 # ------------------------------------------------------------------ the catalog's records
 
 #: Begins the names of engines of tiers: no table of the file can have such a name.
 _MARK = "@"
+
+
+def engine_name(site: str) -> str:
+    """The name of a site's engine."""
+    return f"{_MARK}{site}"
 
 
 def copy_name(model: str, site: str) -> str:
@@ -283,7 +295,7 @@ def _engine_of(name: str, table: TierTable, environment: Mapping[str, str]) -> c
     """The engine of a tier. No table of the file can have its name."""
     is_burst = table.kind == "burst"
     return catalog.EngineRules(
-        f"{_MARK}{name}",
+        engine_name(name),
         "burst" if is_burst else "remote",
         url=table.url,
         shared=not is_burst,

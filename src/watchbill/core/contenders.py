@@ -10,13 +10,29 @@ from watchbill.core.model_state import AWAY, Candidate, ModelState, Stage
 from watchbill.core.reasons import Uncertain, Uncertainty
 from watchbill.core.state import State
 
-__all__ = ["movable", "share_room", "uncertainty", "waiting", "wanted_elsewhere", "wanting", "yielding"]
+__all__ = [
+    "is_held_back",
+    "movable",
+    "share_room",
+    "uncertainty",
+    "waiting",
+    "wanted_elsewhere",
+    "wanting",
+    "yielding",
+]
 
 
 def wanting(state: State) -> list[Candidate]:
     """The models and sets that have work and are not in memory. One that is served elsewhere needs no memory here."""
     away = (*state.in_stage(*AWAY), *state.companion_sets.values())
-    return [s for s in away if s.wants_memory and s.spec.site is None]
+    wanted: list[Candidate] = [s for s in away if s.wants_memory and s.spec.site is None]
+    return [s for s in wanted if not is_held_back(state, s)] if state.leases_held_back else wanted
+
+
+def is_held_back(state: State, model: Candidate) -> bool:
+    """RES-23: whether only leased work wants it while somebody works at this machine."""
+    is_only_leased = model.top_class() is WorkClass.LEASED and model.held_turn is None
+    return state.leases_held_back and is_only_leased and not model.spec.permanent
 
 
 def wanted_elsewhere(state: State, now: int) -> list[ModelState]:

@@ -40,7 +40,8 @@ MUTE_MS = 60_000
 #: The longest idle time that a caller may ask for; a longer one needs the config.
 KEEP_ALIVE_MAX_MS = 24 * 3_600_000
 #: Read at every start and end; looking a member up in its enum takes ten times longer.
-_READY, _ROTATION = Stage.READY, WorkClass.ROTATION
+_READY = Stage.READY
+_INTERACTIVE, _LEASED, _ROTATION = WorkClass.INTERACTIVE, WorkClass.LEASED, WorkClass.ROTATION
 
 
 class Dispatch:
@@ -62,6 +63,8 @@ class Dispatch:
             return False
         model = state.models[request.model]
         if model.stage is not _READY or now < model.retry_at or model.is_routed:
+            return False
+        if state.leases_held_back and request.work_class is _LEASED:
             return False
         if not model.has_slot_for(request.work_class, now):
             return False
@@ -86,7 +89,7 @@ class Dispatch:
         if model.in_use >= model.spec.concurrency and not self._could_make_way(model):
             return False
         request = self._next(model, now)
-        if request is None:
+        if request is None or (self._state.leases_held_back and request.work_class is _LEASED):
             return False
         if not model.has_slot_for(request.work_class, now):
             self._make_way(model, request, now)
@@ -271,6 +274,8 @@ class Dispatch:
         model = self._state.home.pop(event.id, None)
         running = model.running.pop(event.id, None) if model else None
         if model is not None and running is not None:
+            if running.request.work_class is _INTERACTIVE:
+                self._state.person_at = now
             self._release(model.serving, running.request, now)
             self._dismiss(running.request, now)
             self._leave_unanswered(model.serving, event.parting, now)
@@ -312,7 +317,10 @@ class Dispatch:
         running = model.running.pop(request_id, None) if model else None
         if running is None:
             state.late_answers += 1
-        elif running.request.companions:
+            return None
+        if running.request.work_class is _INTERACTIVE:
+            state.person_at = now
+        if running.request.companions:
             self._dismiss(running.request, now)
         return running
 

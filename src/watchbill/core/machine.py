@@ -17,7 +17,7 @@ can be overdue, so the parts that depend only on the clock (2 and 4) are skipped
 
 from collections.abc import Mapping
 
-from watchbill.catalog import Catalog
+from watchbill.catalog import Catalog, WorkClass
 from watchbill.core import messages as m
 from watchbill.core.absence import Missing
 from watchbill.core.admission import Admission
@@ -26,6 +26,7 @@ from watchbill.core.contenders import wanted_elsewhere
 from watchbill.core.dispatch import Dispatch
 from watchbill.core.emergency import Emergency
 from watchbill.core.guarded import make_policy
+from watchbill.core.leases import Leases
 from watchbill.core.loans import Loans
 from watchbill.core.model_state import PAUSE_MS, STAYING, ModelState, Stage
 from watchbill.core.operator import Operator
@@ -42,6 +43,9 @@ __all__ = ["Machine"]
 REQUEST_EVENTS = frozenset({m.Arrived, m.Left, m.FirstByte, m.Ended})
 
 
+_INTERACTIVE = WorkClass.INTERACTIVE  # looking a member up in its enum takes ten times longer
+
+
 class Machine:
     """The core: events in, actions out."""
 
@@ -56,6 +60,7 @@ class Machine:
         self._emergency = Emergency(self.state, self._residency)
         self._operator = Operator(self.state, self._residency)
         self._loans = Loans(self.state, self._residency)
+        self._leases = Leases(self.state, self._residency)
         self._reconfigure = Reconfigure(self.state)
         self.rotation, self.epochs = Rotation(self.state), Epochs(self.state)
         self._watchdog = Watchdog(self.state)
@@ -82,6 +87,9 @@ class Machine:
             m.MaintenanceAsked: self._operator.maintenance_asked,
             m.LoanAsked: self._loans.asked,
             m.LoanEnded: self._loans.ended,
+            m.LeaseAsked: self._leases.asked,
+            m.LeaseRenewed: self._leases.renewed,
+            m.LeaseEnded: self._leases.ended,
             m.SiteSpent: self._admission.site_spent,
             m.TaskEnded: self.rotation.task_ended,
             m.Reconfigured: self._reconfigured,
@@ -140,6 +148,7 @@ class Machine:
         self._reconfigure.settle()  # or an old definition with a line would be loaded and closed without end
         self.state.refresh(now)
         is_new, self._seen = self.state.changes != self._seen, self.state.changes
+        self._leases.turn(now)
         self._admission.drop_held_turns(now)
         if overdue:
             self._admission.expire(now)
@@ -168,8 +177,13 @@ class Machine:
 
     def _arrived(self, event: m.Arrived, now: int) -> None:
         """Starts a new request at once where nothing is in its way, or else admits or refuses it."""
-        if not self._dispatch.start_at_once(event.request, now):
+        request = event.request
+        if self._leases.refuses(request):
+            return
+        if not self._dispatch.start_at_once(request, now):
             self._admission.arrived(event, now)
+        if request.work_class is _INTERACTIVE:
+            self._leases.person_came(now)
 
     def _left(self, event: m.Left, now: int) -> None:
         """A caller is gone: its request leaves its line, or its slot."""

@@ -88,6 +88,7 @@ class Request(Struct, frozen=True, gc=False):
     bound_at: int = 0
     caller: str | None = None  # the key that has a share of its lane's queue; None: it may have all of it
     reach: Reach = Reach.ANYWHERE  # how far from this machine it may be served
+    lease: str | None = None  # of leased work: the lease that it runs under
 
 
 # ------------------------------------------------------------------ events
@@ -340,6 +341,27 @@ class LoanEnded(Event, frozen=True):
     why: str = "given back"
 
 
+class LeaseAsked(Event, frozen=True):
+    """A peer asks for the right to have a model's answers (RES-23)."""
+
+    command: int
+    id: str
+    peer: str
+    model: str
+
+
+class LeaseRenewed(Event, frozen=True):
+    """The peer that holds a lease lives."""
+
+    id: str
+
+
+class LeaseEnded(Event, frozen=True):
+    """A peer gives a lease back."""
+
+    id: str
+
+
 class SiteSpent(Event, frozen=True):
     """The daily limit of a tier is reached, or no longer is."""
 
@@ -404,6 +426,7 @@ class Refusal(StrEnum):
     PREEMPTED = "preempted"  # the operator evicted the model
     STALE = "stale"  # a newer request of its lane replaced it
     NO_MEMORY = "no_memory"  # of a loan: too much is in use now
+    NO_LEASE = "no_lease"  # of leased work: its lease is over, or none is given now
     TIER_CLOSED = "tier_closed"  # only a tier has its model, and may not serve it
 
 
@@ -508,6 +531,10 @@ class JournalEvent(StrEnum):
     WELL = "well"  # the watchdog asked, and the model answered
     TIER = "tier"  # a lower tier serves
     ROUTE = "route"  # another site serves
+    LEASE = "lease"  # a peer has the right to a model
+    LEASE_END = "lease_end"
+    LEASE_REVOKED = "lease_revoked"  # somebody works here: leased work makes way
+    LEASE_RESTORED = "lease_restored"  # it was quiet for long enough
     COST = "cost"  # an estimate of what an answer, or a time, of a tier cost
     SPENT = "spent"  # the daily limit of a tier is reached
     UNSPENT = "unspent"  # a new day began, or the limit was raised

@@ -38,6 +38,7 @@ __all__ = [
     "STAYING",
     "Candidate",
     "HeldTurn",
+    "Lease",
     "ModelState",
     "Running",
     "Stage",
@@ -164,6 +165,15 @@ class Lingering:
 
     until: int
     was_silent: bool  # the engine was silent for longer than usual
+
+
+class Lease(Struct):
+    """One peer's right to one model."""
+
+    id: str
+    peer: str
+    model: str
+    renewed_at: int
 
 
 @dataclass(frozen=True, slots=True)

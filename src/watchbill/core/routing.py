@@ -34,6 +34,7 @@ _TEXTS = {
 }
 _REACHED: dict[Tier, Reach] = {
     Tier.LOCAL: Reach.HERE,
+    Tier.PEER: Reach.PRIVATE,
     Tier.BURST: Reach.PRIVATE,
     Tier.EXTERNAL: Reach.ANYWHERE,
 }

@@ -33,8 +33,10 @@ from watchbill.core.messages import (
 from watchbill.core.model_state import (
     AWAY,
     CUT_LIMIT_MS,
+    NEVER,
     Candidate,
     HeldTurn,
+    Lease,
     ModelState,
     Running,
     Stage,
@@ -71,6 +73,9 @@ class State:
         self.declare(catalog)
         self.ledger = Ledger(catalog)
         self.copies: dict[str, list[ModelState]] = {}  # model -> its copies at other sites, in routing order
+        self.leases: dict[str, Lease] = {}  # of peers; kept by `leases`
+        self.leases_held_back = False  # somebody works here: no leased request starts
+        self.person_at = NEVER  # the last interactive work of this machine
         self.spent_out: set[str] = set()  # tiers whose daily limit is reached
         self.silent: dict[str, str] = {}  # engine -> why the program behind it cannot be asked
         self._sums = _Sums()

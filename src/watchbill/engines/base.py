@@ -71,6 +71,7 @@ class Endpoint:
     tls: bool = False
     continues: bool = False  # continues an assistant's message that the request begins
     key: str = field(default="", repr=False)  # the key that this engine asks for; only this client knows it
+    lease: str = ""  # of another machine: the lease that requests there are under
 
     @property
     def url(self) -> str:

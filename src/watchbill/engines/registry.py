@@ -11,6 +11,7 @@ from watchbill.engines.foreign import ForeignEngine, ForeignHost
 from watchbill.engines.llamacpp import LlamaRecipe
 from watchbill.engines.ollama import DEFAULT_URL, OllamaHost
 from watchbill.engines.owned import OwnedEngine, Recipe
+from watchbill.engines.peer import PeerHost
 from watchbill.engines.process import ProcessRecipe
 from watchbill.engines.remote import SharedEngine
 from watchbill.engines.scripted import ScriptedRecipe
@@ -56,6 +57,7 @@ DRIVERS: Mapping[str, Make] = {
 #: The same for the engines of tiers, which have no table in [engines].
 TIER_DRIVERS: Mapping[str, Make] = {
     "burst": lambda rules, around: _foreign(BurstHost(rules, around.root, around.withheld), around),
+    "peer": lambda rules, around: _foreign(PeerHost(rules), around),
 }
 
 #: The drivers whose engine may be shared, with the address that counts where the table has none.

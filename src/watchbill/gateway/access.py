@@ -21,6 +21,8 @@ __all__ = ["Access", "Guard", "Pass"]
 
 _HOST = re.compile(r"(?P<name>\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+)(?::\d{1,5})?", re.ASCII)
 _HEADER_NAMES = re.compile(r"[A-Za-z0-9_, -]{1,1024}", re.ASCII)
+#: What a peer may ask beside leases.
+_FOR_PEERS = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/embeddings"})
 _METHODS = "GET, POST, DELETE, OPTIONS"
 _HEADERS = "Authorization, Content-Type"
 
@@ -31,6 +33,7 @@ class Access(Enum):
     OPEN = "open"  # no key: says nothing about anybody
     KEY = "key"  # any key
     ADMIN = "admin"  # a key with admin rights: changes what others get
+    PEER = "peer"  # the key of another machine
 
 
 class Pass(NamedTuple):
@@ -47,6 +50,7 @@ class Guard:
     """Checks every request against the server's rules."""
 
     def __init__(self, server: Server) -> None:
+        self._asks_for_keys = server.asks_for_keys
         self._keys = [(hashlib.sha256(key.key.encode()).digest(), key) for key in server.keys]
         self._origins = frozenset(origin.lower().rstrip("/") for origin in server.origins)
         self._names = frozenset({"localhost", *(name.lower().strip("[]") for name in server.hosts)})
@@ -64,7 +68,7 @@ class Guard:
         cors: dict[str, str] = {}
         if "origin" in headers:
             cors = self._check_origin(headers["origin"], host)
-        if not self._keys:
+        if not self._keys and access is not Access.PEER:
             return Pass(None, cors) if cors else _PLAIN
         return Pass(self._check_key(request, access), cors)
 
@@ -121,6 +125,13 @@ class Guard:
         if access is Access.OPEN:
             return None
         key = self._find_key(_offered(request))
+        if key is not None and key.peer is not None:
+            _check_peer(request, access)
+            return key
+        if access is Access.PEER:
+            raise Forbidden("only another machine of [peers] may ask this")
+        if key is None and not self._asks_for_keys:
+            return None
         if key is None:
             raise AuthenticationFailed
         if access is Access.ADMIN and not key.admin:
@@ -135,6 +146,12 @@ class Guard:
             if hmac.compare_digest(known, digest):
                 found = key
         return found if offered else None
+
+
+def _check_peer(request: Request, access: Access) -> None:
+    """Another machine has answers of models made here, and sees nothing else."""
+    if access is not Access.PEER and request.path not in _FOR_PEERS:
+        raise Forbidden("the key of another machine is for leases and answers only")
 
 
 def _offered(request: Request) -> str:

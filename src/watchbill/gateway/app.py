@@ -24,6 +24,7 @@ from watchbill.gateway.dialects.openai import OpenAiApi
 from watchbill.gateway.dialects.responses.api import ResponsesApi
 from watchbill.gateway.http.connection import Handle
 from watchbill.gateway.http.messages import Answer, Request
+from watchbill.gateway.leases import LeasesApi
 from watchbill.gateway.lending import LoansApi, MaintenanceApi
 from watchbill.gateway.native import DoorsApi, NativeApi
 from watchbill.gateway.passthrough import PassthroughApi
@@ -67,6 +68,7 @@ class Gateway(Services):
         self._owns_upstream = upstream is None
         self._native = NativeApi(self)
         self._maintenance, self._loans, self._doors = MaintenanceApi(self), LoansApi(self), DoorsApi(self)
+        self._leases = LeasesApi(self)
         self._openai = OpenAiApi(self, created_s=int(time.time()))
         self._process = ProcessApi(self)
         self._anthropic = AnthropicApi(self)
@@ -127,7 +129,7 @@ class Gateway(Services):
 
     def _addresses(self) -> list[Route]:
         own, v1, api = self._native, self._openai, self._ollama
-        lending, loans = self._maintenance, self._loans
+        lending, loans, leases = self._maintenance, self._loans, self._leases
         return [
             ("GET", "/health", Access.OPEN, own.health),
             ("GET", "/ready", Access.OPEN, own.ready),
@@ -144,6 +146,9 @@ class Gateway(Services):
             ("POST", "/wb/v1/maintenance", Access.ADMIN, lending.start),
             ("POST", "/wb/v1/maintenance/renew", Access.ADMIN, lending.renew),
             ("DELETE", "/wb/v1/maintenance", Access.ADMIN, lending.end),
+            ("POST", "/wb/v1/leases", Access.PEER, leases.ask),
+            ("POST", "/wb/v1/leases/{id}/renew", Access.PEER, leases.renew),
+            ("DELETE", "/wb/v1/leases/{id}", Access.PEER, leases.end),
             ("GET", "/wb/v1/loans", Access.KEY, loans.listed),
             ("POST", "/wb/v1/loans", Access.ADMIN, loans.ask),
             ("POST", "/wb/v1/loans/{id}/renew", Access.ADMIN, loans.renew),

@@ -229,6 +229,7 @@ class ModelCalls:
             relay.resume = Resumption(ticket.model, gateway.not_continued)
         if driver.catalog.tiers:
             relay.charging = gateway.charging
+        relay.not_continued = gateway.not_continued
         if driver.catalog.spools:
             relay.tap = gateway.capturing.begin(driver.catalog, context, submission)
         return relay

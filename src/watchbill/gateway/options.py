@@ -11,8 +11,8 @@ from typing import cast
 
 import msgspec
 
-from watchbill.catalog import LOCAL_SITE, ApiKey, Catalog, Reach
-from watchbill.errors import RequestError, UnitError
+from watchbill.catalog import LEASED_LANE, LOCAL_SITE, ApiKey, Catalog, Reach
+from watchbill.errors import ModelNotFound, RequestError, UnitError
 from watchbill.gateway.http.messages import MAIN_DOOR, Door
 from watchbill.gateway.request_context import RequestContext
 from watchbill.limits import (
@@ -40,7 +40,7 @@ __all__ = [
 
 _HEADERS = tuple(
     f"x-watchbill-{name}"
-    for name in ("lane", "priority", "deadline-ms", "tier", "supersede-key", "with", "private")
+    for name in ("lane", "priority", "deadline-ms", "tier", "supersede-key", "with", "private", "lease")
 )
 _HEADER_SET = frozenset(_HEADERS)
 #: Our own fields in a body.
@@ -168,8 +168,10 @@ class CallerOptions:
         if ":" in model:
             model, lane_of_alias = split_alias(model, catalog)
             body["model"] = model  # an engine does not know our lanes
-        lane, priority, deadline, tier, supersede, beside, private = map(headers.get, _HEADERS)
+        lane, priority, deadline, tier, supersede, beside, private, lease = map(headers.get, _HEADERS)
         of_body, keep_alive = body.pop("priority", None), body.pop("keep_alive", body.pop("ttl", None))
+        if key is not None and key.peer is not None:
+            return self._leased(model, key, lease, catalog)
         priority = of_body if priority is None else priority
         return Submission(
             model,
@@ -184,6 +186,21 @@ class CallerOptions:
             () if beside is None else self._companions(beside, model, catalog),
             None if key is None else catalog.server.sharer(key),
             self._reach(tier, private),
+        )
+
+    @staticmethod
+    def _leased(model: str, key: ApiKey, lease: str | None, catalog: Catalog) -> Submission:
+        """Work of another machine: in its lane, under its lease, and never passed on to a third."""
+        found = catalog.find_model(model)
+        if found is None or key.peer is None or not key.peer.may_use(found):
+            raise ModelNotFound(f"no model that {key.name} may use is called {model[:100]!r}")
+        return Submission(
+            found.name,
+            LEASED_LANE.name,
+            best_priority=key.max_priority,
+            exact=True,
+            reach=Reach.HERE,
+            lease=lease or "",
         )
 
     def _lane(self, asked: Iterable[str | None], catalog: Catalog, key: ApiKey | None) -> str | None:

@@ -12,13 +12,22 @@ grant. An answer that breaks off after its first byte ends with an error event, 
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
+from watchbill.catalog import Tier
 from watchbill.core.messages import CutKind
 from watchbill.engines.statuses import Said, said_by
 from watchbill.engines.upstream import Call, Outgoing, Upstream, UpstreamFailed
-from watchbill.errors import Cancelled, EngineFailed, Preempted, RunTimeout, ShuttingDown, TheirsError
+from watchbill.errors import (
+    Cancelled,
+    EngineFailed,
+    NoLease,
+    Preempted,
+    RunTimeout,
+    ShuttingDown,
+    TheirsError,
+)
 from watchbill.gateway.answers import let_go, verdict
 from watchbill.gateway.capture import Tap
 from watchbill.gateway.charging import Charge, Charging
@@ -38,6 +47,8 @@ __all__ = ["Collector", "Relay"]
 
 #: What broke may be well again on another engine or a fresh one; the rest would break again.
 _REPEATABLE = frozenset({"connect", "closed", "truncated"})
+#: The tiers whose machines may vanish in the middle of an answer, which then goes on elsewhere or later.
+_CONTINUED = frozenset({Tier.PEER, Tier.BURST})
 #: An attempt failed, and no turn has its number.
 _ANY_ATTEMPT = -1
 #: What the caller is told of a cut that ends its request.
@@ -83,6 +94,7 @@ class Relay:
     tokens: TokenCount | None = None  # set for one of a key whose tokens are counted
     resume: Resumption | None = None  # set for one that yields in the middle of its answer
     charging: Charging | None = None  # set where there are tiers
+    not_continued: set[str] = field(default_factory=set[str])  # models that were seen not to continue answers
     status: int = 0  # until the answer's is there
     gathered: int = 0  # bytes of an answer that was put together here, in many small pieces
     is_stream: bool = False  # once it is: whether the engine answers with a stream of events
@@ -146,7 +158,6 @@ class Relay:
 
         An answer that breaks off is continued, or asked for once more: the client has seen nothing of it."""
         collector: Collector | None = None
-        resume = self.resume
         is_overheard = self.tap is not None or self.tokens is not None or self.charging is not None
         while True:
             while (piece := self._poll()) is None:
@@ -157,7 +168,7 @@ class Relay:
             elif collector is not None:
                 collector = self._ask_anew()
                 continue
-            call, size = self._call, 0
+            call, size, resume = self._call, 0, self.resume
             assert call is not None
             plain: list[bytes] = []
             take = plain.append if collector is None else collector.feed
@@ -218,10 +229,24 @@ class Relay:
             if self.resume is not None and self.resume.is_at_boundary:
                 piece = await self._yield_turn(out, self.resume)
             else:
-                piece = await self.more()
+                piece = await self._more_or_again(out)
         if not out.has_ended(tail):
             raise EngineFailed("the engine's stream ended before its answer did")
         await out.flush()
+
+    async def _more_or_again(self, out: Out) -> bytes:
+        """The next piece; after a break at another machine the first one of the answer's continuation."""
+        try:
+            return await self.more()
+        except UpstreamFailed as error:
+            start, resume = self._start, self.resume
+            if start is None or start.tier not in _CONTINUED or resume is None or not resume.can_go_on:
+                raise
+            if error.kind not in _REPEATABLE or self._failed_attempt is not None:
+                raise
+            self._failed_attempt = start.attempt
+            let_go(error)
+            return await self._yield_turn(out, resume)
 
     async def _yield_turn(self, out: Out, resume: Resumption) -> bytes:
         """Lets others go first in the middle of an answer. Returns the first piece of its continuation."""
@@ -309,6 +334,7 @@ class Relay:
             status = self.status
             if not status:
                 status = self.status = call.poll()
+                self._check_lease(status)
                 if self.unknown is not None and said_by(status) is Said.LACKS and self.unknown():
                     call.abort()
                     self._call, self.status = None, 0
@@ -321,6 +347,11 @@ class Relay:
             self._give_back(error)
             let_go(error)
         return self._poll()  # the next turn may have come at once
+
+    def _check_lease(self, status: int) -> None:
+        """A peer that does not know the lease has forgotten it: the request goes back, and a new one is asked for."""
+        if status == NoLease.status and self._start is not None and self._start.tier is Tier.PEER:
+            raise UpstreamFailed("closed", "the peer does not know the lease any more")
 
     def _news(self) -> Awaitable[object]:
         """Of the turn, or of the answer."""
@@ -373,6 +404,8 @@ class Relay:
             raise UpstreamFailed("aborted", "the request was cut before it was sent")
         self.context.start, self.context.model = start, start.model
         outgoing = self.send(start)
+        if self.resume is None and start.tier in _CONTINUED and self.streamed:
+            self.resume = Resumption(start.model, self.not_continued)
         if self.resume is not None:
             outgoing = self.resume.ask(outgoing)
         if self.context.lifted is not None:

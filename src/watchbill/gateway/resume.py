@@ -165,17 +165,19 @@ class Resumption:
     @property
     def is_at_boundary(self) -> bool:
         """Whether the answer stops here, to be continued."""
-        if self._tokens_max is None or not self._can_go_on() or not self._events.is_between_events:
+        if self._tokens_max is None or not self.can_go_on or not self._events.is_between_events:
             return False
         ending = self._parts[-1].rstrip(_CLOSING) or "".join(self._parts[-4:]).rstrip(_CLOSING)
         return self._tokens >= self._tokens_max or ending.endswith(_SENTENCE_ENDS)
 
-    def _can_go_on(self) -> bool:
+    @property
+    def can_go_on(self) -> bool:
+        """Whether the answer could be continued from here."""
         return self._is_possible and bool(self._parts) and not self._finished
 
     def go_on(self) -> bool:
         """Makes ready for the next part. False when there is nothing to go on from: it begins anew."""
-        goes_on = self._can_go_on()
+        goes_on = self.can_go_on
         if not goes_on:
             self.forget()
         self._earlier = self._tokens

@@ -46,6 +46,7 @@ from watchbill.runtime.views import (
     Resident,
     epochs_view,
     failure_of,
+    leases_view,
     policy_view,
     request_view,
     requests_view,
@@ -264,6 +265,7 @@ class Driver:
             submission.companions,
             caller=submission.caller,
             reach=_reach(submission, model, lane),
+            lease=submission.lease,
         )
 
     def _find(self, model_name: str, lane_name: str | None) -> tuple[Model, Lane]:
@@ -301,6 +303,7 @@ class Driver:
         known = yield from status_view(core.state, self._engines.warm, now, self._probe_loop.cards)
         lent = {"maintenance": self.claims.view(), "loans": self.claims.loans_view()}
         beside = {**lent, "spools": self._parts.spools(), "programs": self._parts.programs()}
+        beside["leases"] = leases_view(core.state, now)
         beside["tiers"] = tiers_view(core.state, self.tiers.view(), now)
         turns = {"rotation": rotation_view(core, now), "epochs": epochs_view(core, now)}
         engines = self._engines.view(core.state.silent, core.state.ledger.places)
@@ -419,6 +422,30 @@ class Driver:
             return await self._ask_maintenance(claim, False, why)
         self.feed(m.LoanEnded(claim.id, why))
         return f"{format_bytes(claim.size)} of {claim.device} is back"
+
+    async def lease(self, peer: str, model: str, /) -> str:
+        """Has a lease granted to a peer; returns its id. Raises what the core declines."""
+        id = f"lease-{os.urandom(8).hex()}"
+        return await self._commands.ask(lambda command: m.LeaseAsked(command, id, peer, model))
+
+    def renew_lease(self, peer: str, id: str, /) -> None:
+        """The peer that holds a lease lives. Raises NoLease."""
+        self._check_lease(peer, id)
+        self.feed(m.LeaseRenewed(id))
+
+    def end_lease(self, peer: str, id: str, /) -> None:
+        """A peer gives a lease back. Raises NoLease."""
+        self._check_lease(peer, id)
+        self.feed(m.LeaseEnded(id))
+
+    def _check_lease(self, peer: str, id: str) -> None:
+        lease = self._core.state.leases.get(id)
+        if lease is None or lease.peer != peer:
+            raise errors.NoLease(f"there is no lease {id[:60]!r}; ask for a new one")
+
+    def continues(self, name: str, /) -> bool:
+        """Whether the engine of a model continues an assistant's message that a request begins."""
+        return self._engines.continues(name)
 
     async def _ask_maintenance(self, claim: Claim, claimed: bool, why: str) -> str:
         return await self._commands.ask(

@@ -79,6 +79,12 @@ class Engines:
         self.attempts: dict[str, int] = {}  # of the process that runs or starts
         self.reconfigure(catalog)
 
+    def continues(self, model: str) -> bool:
+        """Whether the engine of a model continues an assistant's message that a request begins."""
+        rules = self._catalog.models.get(model)
+        engine = None if rules is None else self._engines.get(rules.engine)
+        return engine is not None and engine.capabilities.continues
+
     def reconfigure(self, catalog: Catalog) -> None:
         """Makes the engines that are new or changed. Old ones stay until their models are gone.
 

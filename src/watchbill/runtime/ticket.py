@@ -101,6 +101,7 @@ class Submission(msgspec.Struct, frozen=True, gc=False):
     companions: tuple[str, ...] = ()  # models that must be warm beside it, as the catalog names them
     caller: str | None = None  # the key that has a share of the lane's queue; None: it may have all of it
     reach: Reach = Reach.ANYWHERE  # as its caller marked it
+    lease: str | None = None  # of another machine's work
 
 
 class Start(msgspec.Struct, frozen=True, gc=False):

@@ -31,6 +31,7 @@ __all__ = [
     "epochs_view",
     "failure_of",
     "hindrance",
+    "leases_view",
     "loading_text",
     "policy_uncertainty",
     "policy_view",
@@ -143,6 +144,7 @@ def _model(state: State, model: ModelState, warm: Warm | None, now: int) -> dict
         "engine": model.spec.engine,
         "tier": model.spec.where.value,
         "site": model.spec.site,
+        "leased": _leased(state, model),
         "aliases": list(model.spec.aliases),
         "memory": sum(model.sizes().values()),
         "measured": sum(model.measured.values()) or None,
@@ -166,6 +168,12 @@ def _model(state: State, model: ModelState, warm: Warm | None, now: int) -> dict
         "idle_left_ms": _idle_left_ms(state, model, now),
         "retry_ms": max(0, model.retry_at - now) if model.failure else None,
     }
+
+
+def _leased(state: State, model: ModelState) -> str | None:
+    """The peers that hold a lease for a model."""
+    peers = sorted({lease.peer for lease in state.leases.values() if lease.model == model.name})
+    return ", ".join(peers) or None
 
 
 def _idle_left_ms(state: State, model: ModelState, now: int) -> int | None:
@@ -274,6 +282,19 @@ def policy_view(core: Machine) -> dict[str, object]:
     return {
         "policy_failures": 0 if guarded is None else guarded.failures,
         "policy_failure": None if guarded is None else guarded.last_failure,
+    }
+
+
+def leases_view(state: State, now: int) -> dict[str, dict[str, object]]:
+    """Each lease: its peer, its model, when it was renewed, and whether it rests because somebody works here."""
+    return {
+        lease.id: {
+            "peer": lease.peer,
+            "model": lease.model,
+            "renewed_ms": now - lease.renewed_at,
+            "resting": state.leases_held_back,
+        }
+        for lease in state.leases.values()
     }
 
 

@@ -111,7 +111,9 @@ class Borrowers:
 
     def declined(self, action: m.Decline) -> None:
         """Notes a loan that was refused."""
-        borrower = self.all[action.command]
+        borrower = self.all.get(action.command)
+        if borrower is None:
+            return  # a lease, which is not lent memory
         borrower.state, borrower.outcome = LoanState.ENDED, action.code
         borrower.retry_after_ms = action.retry_after_ms
 

@@ -437,7 +437,8 @@ class Judge:
             if name in running or name in self.closed or engine.lingering or engine.power is not Power.WARM:
                 continue
             is_asked = world.core.state.models[name].is_suspect and self._is_asked(name)
-            if self._could_start(caller) and not is_asked:
+            rests = world.core.state.leases_held_back and caller.request.work_class is WorkClass.LEASED
+            if self._could_start(caller) and not is_asked and not rests:
                 self.say("work waits before a ready, idle model", name)
         if world.timer is None and (world.open or self._is_moving()):
             self.say("something waits and no timer is armed", f"{len(world.open)} open")

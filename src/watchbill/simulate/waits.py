@@ -76,13 +76,18 @@ class Waits:
         """Checks every waiting model, after a step."""
         if not self._is_calm:
             return
-        waiting = [name for name in self._waiting() if name not in planned]
+        waiting = [name for name in self._waiting() if name not in planned and not self._rests(name)]
         for name in {*self._behind, *self._free} - set(waiting):
             self._behind.pop(name, None)
             self._free.pop(name, None)
         for name in waiting:
             self._look_behind(name, closed)
             self._look_free(name, planned)
+
+    def _rests(self, name: str) -> bool:
+        """RES-23: whether only leased work waits for it while somebody works at this machine."""
+        state = self._world.core.state
+        return state.leases_held_back and self._rank(name)[0] >= WorkClass.LEASED
 
     def _look_behind(self, name: str, closed: set[str]) -> None:
         world = self._world

@@ -150,8 +150,9 @@ class World:
         companions: tuple[str, ...] = (),
         exact: bool = False,
         operator: bool = False,
+        lease: str | None = None,
     ) -> Caller:
-        """A caller sends a request, with its companions."""
+        """A caller sends a request, with its companions; that of a peer is under a lease."""
         rules = self.catalog.lane_for(lane)
         named = self.catalog.models.get(model)
         request = m.Request(
@@ -166,6 +167,7 @@ class World:
             operator=operator,
             exact=exact,
             companions=companions,
+            lease=lease,
         )
         caller = Caller(request, work_ms, then, due=self.now + request.max_wait_ms)
         self.callers[request.id] = self.open[request.id] = caller

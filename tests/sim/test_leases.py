@@ -1,0 +1,128 @@
+"""Leases for peers in virtual time: who makes way, how fast memory is back, and when leased work goes on."""
+
+import pytest
+
+from support.worlds import ModelOf, WorldOf
+from watchbill.catalog import Lane, WorkClass
+from watchbill.core import messages as m
+from watchbill.core.leases import LEASE_MS, QUIET_MS, RENEW_MS
+from watchbill.core.model_state import BOUNDARY_MS, Stage
+from watchbill.simulate.world import World
+from watchbill.units import Millis
+
+LANES = {
+    "chat": Lane("chat", WorkClass.INTERACTIVE, max_wait_ms=Millis(60_000)),
+    "batch": Lane("batch", WorkClass.BACKGROUND, max_wait_ms=Millis(120_000)),
+    "leased": Lane("leased", WorkClass.LEASED, max_wait_ms=Millis(3_600_000), timeout_ms=Millis(3_600_000)),
+}
+
+
+def lease(world: World, model: str, id: str = "one", *, renewed_until: float = 600_000) -> str:
+    """A lease of the peer `rig`, which renews it until then."""
+    world.feed(m.LeaseAsked(1, id, "rig", model))
+    at = world.now + RENEW_MS
+    while at < renewed_until:
+        world.at(at, lambda: world.feed(m.LeaseRenewed(id)))
+        at += RENEW_MS
+    return id
+
+
+def leased_world(world_of: WorldOf, model: ModelOf) -> World:
+    return world_of(model("far", 16), model("near", 16), lanes=LANES)
+
+
+def test_a_lease_never_outlives_its_time_without_a_renewal(world_of: WorldOf, model: ModelOf) -> None:
+    """RES-23: swept after 60 s by this machine's own clock, and its requests end with it."""
+    world = leased_world(world_of, model)
+    id = lease(world, "far", renewed_until=70_000)
+    running = world.arrive("far", 500_000, lane="leased", lease=id)
+    waiting = world.arrive("far", 500, lane="leased", lease=id)
+    world.run(60_000 + LEASE_MS - 1)
+    assert id in world.core.state.leases, "renewed at 60 s"
+    world.run(60_000 + LEASE_MS + 1_000)
+    assert id not in world.core.state.leases
+    assert (running.outcome, waiting.outcome) == ("preempted", "no_lease")
+    assert world.arrive("far", 500, lane="leased", lease=id).outcome == "no_lease"
+    assert not world.judge.broken
+
+
+@pytest.mark.parametrize("begun_ms", [100, 5_000, 20_000])
+def test_a_person_has_the_memory_within_one_step_and_the_drain(
+    world_of: WorldOf, model: ModelOf, begun_ms: int
+) -> None:
+    """RES-23: revoked at once: before the first byte, in the middle of an answer, and while the model loads."""
+    world = leased_world(world_of, model)
+    id = lease(world, "far")
+    far = world.arrive("far", 30_000, lane="leased", lease=id)
+    world.run(begun_ms)
+    person = world.arrive("near", 500, lane="chat")
+    assert world.core.state.leases_held_back
+    assert world.core.state.models["far"].stage in (Stage.DRAINING, Stage.STOPPING, Stage.ABSENT)
+    world.run(world.now + BOUNDARY_MS + 3_000)
+    assert world.core.state.models["far"].stage is Stage.ABSENT
+    world.run(world.now + 10_000)
+    assert person.outcome == "answered"
+    assert far.outcome == "", "it is held, not ended"
+    quiet_from = world.now
+    world.run(quiet_from + QUIET_MS + 60_000)
+    assert far.outcome == "answered"
+    assert not world.judge.broken
+
+
+def test_no_leased_work_starts_before_it_was_quiet_for_long_enough(world_of: WorldOf, model: ModelOf) -> None:
+    """RES-23: 60 s after the end of the last interactive work, not after its arrival."""
+    world = leased_world(world_of, model)
+    id = lease(world, "far")
+    world.run(1_000)
+    person = world.arrive("near", 20_000, lane="chat")
+    far = world.arrive("far", 500, lane="leased", lease=id)
+    while person.outcome != "answered":
+        world.run(world.now + 500)
+    ended = person.ended_at
+    assert ended is not None
+    world.run(ended + QUIET_MS - 500)
+    assert far.state == "waiting" and world.core.state.models["far"].stage is Stage.ABSENT
+    world.run(ended + QUIET_MS + 30_000)
+    assert far.outcome == "answered"
+    assert not world.judge.broken
+
+
+def test_a_person_who_asks_the_same_model_keeps_it(world_of: WorldOf, model: ModelOf) -> None:
+    """RES-23: memory that the person needs is not unloaded; the leased answer yields its place."""
+    world = leased_world(world_of, model)
+    id = lease(world, "far")
+    far = world.arrive("far", 60_000, lane="leased", lease=id)
+    world.run(10_000)
+    person = world.arrive("far", 500, lane="chat")
+    world.run(world.now + 20_000)
+    assert person.outcome == "answered"
+    assert far.outcome == ""
+    assert world.core.state.models["far"].evictions == 0
+    assert not world.judge.broken
+
+
+def test_background_work_of_this_machine_revokes_nothing(world_of: WorldOf, model: ModelOf) -> None:
+    world = leased_world(world_of, model)
+    id = lease(world, "far")
+    far = world.arrive("far", 5_000, lane="leased", lease=id)
+    world.run(4_000)
+    world.arrive("far", 500, lane="batch")
+    assert not world.core.state.leases_held_back
+    world.run(60_000)
+    assert far.outcome == "answered" and not world.judge.broken
+
+
+def test_no_lease_is_given_while_somebody_works_and_a_peer_holds_a_bounded_number(
+    world_of: WorldOf, model: ModelOf
+) -> None:
+    """RES-23: the peer may ask elsewhere, and is told when to come back."""
+    world = leased_world(world_of, model)
+    for number in range(20):
+        lease(world, "far", f"n{number}", renewed_until=0)
+    assert len(world.core.state.leases) == 16
+    world.arrive("near", 500, lane="chat")
+    world.feed(m.LeaseEnded("n1"))
+    lease(world, "far", "late", renewed_until=0)
+    assert "late" not in world.core.state.leases
+    lease(world, "nowhere", "unknown", renewed_until=0)
+    assert "unknown" not in world.core.state.leases

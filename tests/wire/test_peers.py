@@ -1,0 +1,204 @@
+"""Peers: two machines on loopback ports; one has its requests served by the other, under leases."""
+
+import asyncio
+import json
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from support.eventually import eventually
+from support.open_gateway import GatewayClient
+from support.running import running
+from watchbill import limits
+from watchbill.catalog import Catalog
+from watchbill.config import parse
+from watchbill.core import leases
+from watchbill.runtime.driver import Driver
+from wire.engine_contract import within
+
+TEXT = "One two three four. Five six seven eight. Nine ten eleven twelve. Thirteen fourteen fifteen sixteen."
+KEYS = {"HOME_SHOWS": "what-home-shows-at-the-rig"}
+BODY = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 500}
+
+
+def rig_config(service: str = "50ms", tokens: int = 8, more: str = "") -> Catalog:
+    """The machine that lends: one model with a long answer, and one for the person there."""
+    text = f"""
+[devices.ram]
+reserve = 0
+[models.big]
+engine = "scripted"
+memory = "1MiB"
+script = {{ touch = false, service = "{service}", tokens = {tokens}, text = "{TEXT}" }}
+[models.own]
+engine = "scripted"
+memory = "1MiB"
+script = {{ touch = false }}
+[models.secret]
+engine = "scripted"
+memory = "1MiB"
+private = true
+[peers.home]
+their_key = "env:HOME_SHOWS"
+{more}
+"""
+    return parse(text, base=Path("/srv"), environment=KEYS)
+
+
+def home_config(port: int, more: str = "") -> Catalog:
+    text = f"""
+[devices.ram]
+reserve = 0
+[models.small]
+engine = "scripted"
+memory = "1MiB"
+script = {{ touch = false }}
+[peers.rig]
+url = "http://127.0.0.1:{port}"
+key = "env:HOME_SHOWS"
+models = ["big", "secret"]
+{more}
+"""
+    return parse(text, base=Path("/srv"), environment=KEYS)
+
+
+Machine = tuple[GatewayClient, Driver]
+
+
+@asynccontextmanager
+async def machine(root: Path, catalog: Catalog) -> AsyncIterator[Machine]:
+    root.mkdir()
+    async with running(root, replace(catalog)) as (serving, driver):
+        yield GatewayClient(serving), driver
+
+
+@asynccontextmanager
+async def two(
+    tmp_path: Path, rig: Catalog | None = None, more: str = ""
+) -> AsyncIterator[tuple[Machine, Machine]]:
+    async with machine(tmp_path / "rig", rig or rig_config()) as far:
+        port = far[0].serving.port
+        async with machine(tmp_path / "home", home_config(port, more)) as near:
+            yield near, far
+
+
+@pytest.fixture
+def quiet_ms(monkeypatch: pytest.MonkeyPatch) -> int:
+    """A person is away after so long."""
+    monkeypatch.setattr(leases, "QUIET_MS", 1_500)
+    return 1_500
+
+
+async def test_a_model_that_is_not_here_is_served_by_the_peer(tmp_path: Path) -> None:
+    """RES-23: under a lease, in the class leased; both machines' status say so."""
+    async with two(tmp_path) as ((home, here), (_, there)):
+        answer = await home.ask("/v1/chat/completions", BODY | {"model": "big"})
+        assert answer.status == 200, answer.body
+        assert answer.headers["x-watchbill-tier"] == "peer"
+        assert there.status()["models"]["big"]["leased"] == "home"  # type: ignore[index]
+        (lease,) = there.status()["leases"].values()  # type: ignore[attr-defined, union-attr]
+        assert (lease["peer"], lease["model"], lease["resting"]) == ("home", "big", False)
+        assert here.status()["models"]["big"]["site"] == "rig"  # type: ignore[index]
+        for name, event in (("home", "route"), ("rig", "lease")):
+            file = tmp_path / name / "events.jsonl"
+            await eventually(
+                lambda f=file, e=event: e in [json.loads(x)["event"] for x in f.read_text().splitlines()]
+            )
+
+
+async def test_a_person_at_the_peer_interrupts_and_the_caller_sees_a_longer_answer(
+    tmp_path: Path, quiet_ms: int
+) -> None:
+    """RES-23: the text so far is kept, memory is handed over, and the answer goes on after a time of quiet."""
+    async with two(tmp_path, rig_config("4s", 64)) as ((home, _), (rig, there)):
+        straight = await home.ask("/v1/chat/completions", BODY | {"model": "big"})
+        asking = asyncio.create_task(home.ask("/v1/chat/completions", BODY | {"model": "big"}))
+        await eventually(
+            lambda: any(r["class"] == "leased" and r["state"] == "running" for r in there.requests())
+        )
+        await asyncio.sleep(1.0)  # some of the answer's words
+        person = await rig.ask("/v1/chat/completions", BODY | {"model": "own"})
+        assert person.status == 200
+        await eventually(lambda: there.status()["models"]["big"]["state"] == "absent")  # type: ignore[index]
+        assert not asking.done()
+        assert next(iter(there.status()["leases"].values()))["resting"] is True  # type: ignore[attr-defined, union-attr]
+        answer = await within(40, asking)
+        assert answer.status == 200
+        assert answer.json["choices"] == straight.json["choices"], "no word twice, none lost"
+
+
+async def test_what_a_peers_key_may_do(tmp_path: Path) -> None:
+    """Leases and answers, of models that are lent, under a lease of its own; nothing else, and nobody else."""
+    async with two(tmp_path) as (_, (rig, there)):
+        key = {"Authorization": f"Bearer {KEYS['HOME_SHOWS']}"}
+        assert (await rig.ask("/wb/v1/status", headers=key)).status == 403
+        assert (await rig.ask("/wb/v1/leases", {"model": "secret"}, headers=key)).status == 404
+        assert (await rig.ask("/wb/v1/leases", {"model": "big"})).status == 403
+        without = await rig.ask("/v1/chat/completions", BODY | {"model": "big"}, headers=key)
+        assert (without.status, without.code) == (409, "no_lease")
+        given = await rig.ask("/wb/v1/leases", {"model": "big"}, headers=key)
+        leased = key | {"X-Watchbill-Lease": str(given.json["id"])}
+        assert (await rig.ask("/v1/chat/completions", BODY | {"model": "big"}, headers=leased)).status == 200
+        other = await rig.ask("/v1/chat/completions", BODY | {"model": "own"}, headers=leased)
+        assert (other.status, other.code) == (409, "no_lease")
+        assert (await rig.ask("/wb/v1/status")).status == 200, "callers without a key are not locked out"
+        ended = await rig.ask(f"/wb/v1/leases/{given.json['id']}", method="DELETE", headers=key)
+        assert ended.status == 200
+        assert there.status()["leases"] == {}
+
+
+async def test_a_leased_request_is_never_leased_on(tmp_path: Path) -> None:
+    """No loops: a model that a machine has only from another peer is lent to nobody."""
+    third = '[peers.third]\nurl = "http://127.0.0.1:9"\nkey = "env:HOME_SHOWS"\nmodels = ["theirs", "big"]\n'
+    async with machine(tmp_path / "rig", rig_config(more=third)) as (rig, there):
+        key = {"Authorization": f"Bearer {KEYS['HOME_SHOWS']}"}
+        assert "theirs" in there.catalog.models
+        for name in ("theirs", "big@third"):
+            assert (await rig.ask("/wb/v1/leases", {"model": name}, headers=key)).status == 404
+        given = await rig.ask("/wb/v1/leases", {"model": "big"}, headers=key)
+        leased = key | {"X-Watchbill-Lease": str(given.json["id"])}
+        answer = await rig.ask("/v1/chat/completions", BODY | {"model": "big"}, headers=leased)
+        assert answer.headers["x-watchbill-tier"] == "local"
+
+
+async def test_the_lease_of_a_peer_that_is_gone_is_swept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """RES-23: counted by this machine's own clock; the peer's request ends with it."""
+    monkeypatch.setattr(leases, "LEASE_MS", 1_000)
+    async with machine(tmp_path / "rig", rig_config()) as (rig, there):
+        key = {"Authorization": f"Bearer {KEYS['HOME_SHOWS']}"}
+        given = await rig.ask("/wb/v1/leases", {"model": "big"}, headers=key)
+        assert given.status == 200
+        await eventually(lambda: there.status()["leases"] == {})
+        again = await rig.ask(f"/wb/v1/leases/{given.json['id']}/renew", method="POST", headers=key)
+        assert (again.status, again.code) == (409, "no_lease")
+
+
+async def test_a_socket_that_accepts_and_never_answers_is_no_peer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half-open: the question for a lease has a bound, and the caller is told within its own."""
+    monkeypatch.setattr(limits, "PEER_ANSWER_MS", 300)
+    with socket.create_server(("127.0.0.1", 0)) as deaf:
+        text = '[lanes.default]\nmax_wait = "3s"\n'
+        async with machine(tmp_path / "home", home_config(deaf.getsockname()[1], text)) as (home, _):
+            answer = await within(20, home.ask("/v1/chat/completions", BODY | {"model": "big"}))
+            assert answer.status == 503
+            assert (await home.ask("/v1/chat/completions", BODY | {"model": "small"})).status == 200
+
+
+async def test_a_peer_that_forgot_a_lease_gives_a_new_one(tmp_path: Path) -> None:
+    """A daemon that was started anew knows no lease: it is asked for again, and the caller notices nothing."""
+    async with two(tmp_path) as ((home, _), (_, there)):
+        assert (await home.ask("/v1/chat/completions", BODY | {"model": "big"})).status == 200
+        (first,) = there.status()["leases"]  # type: ignore[misc]
+        there.end_lease("home", str(first))
+        answer = await home.ask("/v1/chat/completions", BODY | {"model": "big"})
+        assert answer.status == 200, answer.body
+        (second,) = there.status()["leases"]  # type: ignore[misc]
+        assert first != second
