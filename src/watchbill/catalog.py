@@ -17,9 +17,9 @@ from watchbill.units import Bytes, Millis
 
 __all__ = [
     "BATCHES_LANE", "BUILT_IN_LANES", "DEFAULT_LANE", "LATEST_WINS", "LEASED_LANE", "LOCAL_SITE", "PLANS_LANE",
-    "RAM", "ROTATION_LANE", "AlertRules", "ApiKey", "BackgroundTask", "BatchRules", "Catalog", "Device", "EngineRules", "Epoch",
-    "JournalRules", "Lane", "Model", "PeerRules", "PolicyRules", "ProcessType", "Reach", "Reservation", "RotationRules", "RoutingRules",
-    "Server", "SpoolRules", "Tier", "TierRules", "WorkClass",
+    "RAM", "ROTATION_LANE", "AlertRules", "ApiKey", "BackgroundTask", "BatchRules", "Catalog", "Device", "EngineRules",
+    "Epoch", "JournalRules", "Lane", "Model", "PeerRules", "PolicyRules", "ProcessType", "Reach", "Reservation",
+    "RotationRules", "RoutingRules", "Server", "SpoolRules", "Tier", "TierRules", "WorkClass",
 ]  # fmt: skip
 
 RAM = "ram"
