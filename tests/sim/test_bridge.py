@@ -10,7 +10,7 @@ from watchbill import config
 from watchbill.catalog import Catalog, WorkClass
 from watchbill.core import messages as m
 from watchbill.core.messages import Footprint, Knowledge
-from watchbill.simulate.callers import Caller
+from watchbill.simulate.callers import Caller, CallerState
 from watchbill.simulate.engine import Power, TrueModel
 from watchbill.simulate.world import World
 from watchbill.units import Bytes
@@ -150,6 +150,8 @@ def test_a_better_priority_never_gives_up_while_lesser_ones_are_loaded(seed: int
     world.run(17 * MINUTE)
     assert len(asked) >= 6
     assert [c.request.model for c in asked if c.outcome != "answered"] == []
+    begun = [c for c in world.explicit() if c.started_at is not None and c.state is CallerState.ENDED]
+    assert {c.outcome for c in begun} == {"answered"}  # who was told that it starts is not refused later
     for lesser in ("gamma", "musashi"):
         served = [c for c in world.callers.values() if c.request.model == lesser and c.outcome == "answered"]
         assert len(served) >= 5  # delayed, not dropped

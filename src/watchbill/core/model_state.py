@@ -714,6 +714,11 @@ class ModelState(Candidate):
         """How long an idle model is worth keeping: agents pause between two calls."""
         return self.rules.linger * self.load.ms
 
+    @property
+    def finishes_soon(self) -> bool:
+        """Whether an answer usually takes less time than a turn: then it may end before the model leaves."""
+        return self.service.ms <= self.quantum_ms
+
     def residual(self, now: int) -> float:
         """Milliseconds until running requests are done or at a boundary.
 
@@ -724,7 +729,10 @@ class ModelState(Candidate):
         for running in beside:
             usual = self.service.ms * self.batch_factor(len(self.running))
             left = max(usual, now - running.since)
-            if running.request.work_class >= WorkClass.BACKGROUND or not running.begun:
+            is_person = running.request.work_class is _INTERACTIVE
+            if running.request.work_class >= WorkClass.BACKGROUND or not (
+                running.begun or (is_person and self.finishes_soon)
+            ):
                 left = min(left, BOUNDARY_MS)
             longest = max(longest, left)
         return longest

@@ -238,15 +238,15 @@ class Residency:
         """Whether an answer that has not begun may finish although its model leaves.
 
         A model that was removed from the config, or renamed, does not come back for it. Its patience may be too short
-        for another wait. For a soft turn of an equal, finishing takes less time than a swap: sent back, it would wait
-        for its model's next turn, and four of them would bring the model back for one answer.
+        for another wait. For the turn of another model, finishing takes less time than a swap: sent back, it would wait
+        for its model's next turn, perhaps in vain, and four of them would bring the model back for one answer.
         """
         if self._state.missing_of(running.request) is not None:
             return True
         if plan is not None and not running.is_patient:
             return True
-        is_person = running.request.work_class is WorkClass.INTERACTIVE
-        return plan is PlanKind.TURN and is_person and model.service.ms <= model.quantum_ms
+        is_turn = plan in (PlanKind.TURN, PlanKind.DUE)
+        return is_turn and running.request.work_class is WorkClass.INTERACTIVE and model.finishes_soon
 
     def _can_continue(self, request: Request) -> bool:
         """Whether an answer may stop at a boundary: background work, unless its model was removed from the config."""
