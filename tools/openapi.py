@@ -80,7 +80,7 @@ SHAPES: dict[str, Shape] = {
             "absent", "planned", "loading", "ready", "draining", "stopping", "asleep", "failed", "quarantined",
         ]},
         engine=TEXT, tier=TIER, site=maybe(TEXT), leased=maybe(TEXT), aliases=listed(TEXT), memory=WHOLE,
-        measured=maybe(WHOLE), asleep=maybe(WHOLE),
+        measured=maybe(WHOLE), abilities=listed(TEXT), asleep=maybe(WHOLE),
         devices=table(WHOLE), in_flight=WHOLE, beside=WHOLE, queued=WHOLE, loads=WHOLE, evictions=WHOLE,
         pid=maybe(WHOLE), reason=maybe(TEXT), trouble=maybe(TEXT),
         absence={"anyOf": [ref("Absence"), {"type": "null"}]}, permanent=FLAG,

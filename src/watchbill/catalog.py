@@ -152,6 +152,7 @@ class Model:
     threads: int = 0  # 0: the engine decides
     mmap: bool = False
     embedding: bool = False
+    abilities: frozenset[str] | None = None  # declared: it has these and no other; found out otherwise
     prompt_cache: Bytes = Bytes(0)
     load_timeout_ms: Millis | None = None  # 3 x the learned load time + 10 s otherwise
     command: str | None = None  # process: the command line with ${PORT} and ${SOURCE}
@@ -306,6 +307,7 @@ class Server:
     body_max: Bytes = Bytes(64 * 2**20)
     bodies_max: Bytes = Bytes(256 * 2**20)  # of all requests together
     connections_max: int = 4096
+    store_responses: bool = True  # whether /v1/responses are kept for their next turn
     key_variables: frozenset[str] = frozenset()  # of the environment, in which keys stand
 
     @property

@@ -64,6 +64,7 @@ class Header:
     tensor_bytes: Bytes
     parameters: int
     knows_tools: bool  # its chat template supports them
+    knows_thinking: bool  # its chat template has a place for thoughts
     pooling: int | None
     is_encoder: bool  # reads its whole input at once; has no cache
     is_embedding: bool

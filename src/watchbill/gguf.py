@@ -59,6 +59,8 @@ TEXT, ARRAY = 8, 9
 ALIGNMENT_BYTES = 32
 _CHUNK_BYTES = 256 * 1024
 _TEMPLATE, _U64 = "tokenizer.chat_template", Struct("<Q")
+#: Words of chat templates that let a model think.
+_THOUGHTS = ("enable_thinking", "reasoning_content", "reasoning_effort", "<think>")
 _SHARD = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
 
 #: Tensor type -> (values per block, bytes per block). A type that is missing here is sized by its neighbours.
@@ -351,6 +353,7 @@ def _header_of(path: Path, part: _Part, weights: int, parameters: int, file_byte
         tensor_bytes=Bytes(weights),
         parameters=parameters,
         knows_tools="tools" in str(part.values.get(_TEMPLATE, "")),
+        knows_thinking=any(word in str(part.values.get(_TEMPLATE, "")) for word in _THOUGHTS),
         pooling=pooling,
         is_encoder=is_encoder,
         is_embedding=pooling in EMBEDDING_POOLINGS or (is_encoder and not pooling),

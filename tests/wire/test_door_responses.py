@@ -784,3 +784,18 @@ def test_a_grammar_that_cannot_be_kept_is_not_promised() -> None:
     chosen = {"type": "custom", "name": "patch"}
     with pytest.raises(RequestError):
         request.read({"model": "a", "input": "x", "tools": [tool], "tool_choice": chosen})
+
+
+async def test_no_response_is_kept_where_the_config_says_so() -> None:
+    """api.md: store_responses = false; every response says so, and nothing is found again."""
+    async with served(HELLO, server=Server(store_responses=False)) as (opened, client):
+        made = await client.responses.create(model="a", input="hi")
+        assert made.status == "completed" and made.model_dump()["store"] is False
+        with pytest.raises(openai.NotFoundError):
+            await client.responses.retrieve(made.id)
+        with pytest.raises(openai.BadRequestError) as lost:
+            await client.responses.create(model="a", input="hi", previous_response_id=made.id)
+        assert lost.value.code == "previous_response_not_found"
+        with pytest.raises(openai.BadRequestError, match="store_responses"):
+            await client.responses.create(model="a", input="hi", background=True)
+        assert len(opened.peer.asked) == 1

@@ -238,6 +238,13 @@ class ModelTable(Table):
     )
     mmap: bool = Field(default=False, description="Map the file instead of reading it into memory.")
     embedding: bool = Field(default=False, description="Serves embeddings instead of chat.")
+    abilities: tuple[Literal["tools", "vision", "audio", "thinking"], ...] | None = Field(
+        default=None,
+        strict=False,
+        description="What it can do beside text: tools, vision, audio, thinking, and nothing else of these; "
+        "found out where that is possible otherwise.",
+        examples=[["tools", "thinking"]],
+    )
     prompt_cache: Size = Field(
         default=Bytes(0), description="Memory for prompts that are kept between requests."
     )
@@ -500,6 +507,7 @@ def build_model(name: str, table: ModelTable, engine: catalog.EngineRules, base:
         threads=table.threads,
         mmap=table.mmap,
         embedding=table.embedding,
+        abilities=None if table.abilities is None else frozenset(table.abilities),
         prompt_cache=table.prompt_cache,
         load_timeout_ms=table.load_timeout,
         command=table.command,

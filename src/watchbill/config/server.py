@@ -145,6 +145,10 @@ class ServerTable(Table):
     connections_max: int = Field(
         default=4096, ge=1, le=limits.CONNECTIONS_MAX, description="Open connections; further ones get 503."
     )
+    store_responses: bool = Field(
+        default=True,
+        description="Keep responses of /v1/responses for a day; false: none is kept, nor continued by its id.",
+    )
 
 
 # ------------------------------------------------------------------ checks
@@ -210,6 +214,7 @@ def build_server(
         body_max=server.body_max,
         bodies_max=server.bodies_max,
         connections_max=server.connections_max,
+        store_responses=server.store_responses,
         key_variables=frozenset(name for name in variables if name is not None),
     )
 

@@ -5,26 +5,33 @@ the config or the file's header), and everything about models that our own llama
 left to the engine.
 """
 
-from dataclasses import dataclass
-from typing import Literal, cast
+from dataclasses import dataclass, replace
+from typing import Literal, NamedTuple, cast
 
 import msgspec
 
 from watchbill.catalog import Model
 from watchbill.errors import RequestError
+from watchbill.gateway.forced_calls import ForcedCall, is_forced, with_calls_in_words
 from watchbill.gateway.modelfiles import ModelFiles
 from watchbill.gguf import Header
 from watchbill.runtime.driver import Driver
 from watchbill.runtime.ticket import Submission
 
-__all__ = ["Abilities", "Able", "has_image"]
+__all__ = ["Abilities", "Able", "Allowed", "has_audio", "has_image"]
 
 Ability = Literal["completion", "embedding"]
+Fields = dict[str, object]
 
 #: Arguments that make llama.cpp's server something else than the config says.
 _MODES = frozenset({"--embedding", "--embeddings", "--rerank", "--reranking"})
 #: Parts of a message that are images: OpenAI's two ways to say it, and Anthropic's.
 _IMAGES = frozenset({"image_url", "input_image", "image"})
+#: Parts that are sounds, in OpenAI's words.
+_SOUNDS = frozenset({"input_audio"})
+#: Arguments that give llama.cpp another chat template than the file's.
+_TEMPLATES = ("--chat-template", "--jinja-template")
+_LISTED = ("completion", "embedding", "vision", "audio", "tools", "thinking")
 _REFUSALS: dict[Ability, str] = {
     "completion": "{} makes embeddings and can neither chat nor complete; ask it at /v1/embeddings",
     "embedding": "{} makes no embeddings; ask a model that has `embedding = true` in the config",
@@ -39,12 +46,21 @@ class Able:
     embedding: bool | None
     vision: bool | None
     tools: bool | None = None
+    audio: bool | None = None
+    thinking: bool | None = None
+    is_llamacpp: bool = False  # hosted by our own, which forces calls by a grammar
 
     def listed(self) -> list[str]:
         """What it surely can, in the words that clients know."""
-        return [
-            name for name in ("completion", "embedding", "vision", "tools") if getattr(self, name) is True
-        ]
+        return [name for name in _LISTED if getattr(self, name) is True]
+
+
+class Allowed(NamedTuple):
+    """A chat that a model may be asked."""
+
+    submission: Submission
+    chat: Fields
+    forced: ForcedCall | None = None  # the call that is made of its answer
 
 
 class Abilities:
@@ -85,27 +101,91 @@ class Abilities:
             raise RequestError(f"{model.name} cannot see: the request has an image, and it takes only text")
         return msgspec.structs.replace(submission, exact=True)
 
+    async def allow(self, submission: Submission, chat: Fields) -> Allowed:
+        """A chat as a model may be asked it. Raises RequestError for what the model surely cannot do.
+
+        A call that must be made is forced where the model's template knows no tools and its engine can; one that
+        need not be made is left to the engine. Tools are refused where the config says that the model has none."""
+        submission = await self.check(submission, "completion", chat.get("messages"))
+        model = self._driver.catalog.find_model(submission.model)
+        if model is None:
+            return Allowed(submission, chat)
+        able = await self.of(model)
+        if able.audio is False and has_audio(chat.get("messages")):
+            raise RequestError(f"{model.name} cannot hear: the request has a sound, and it takes none")
+        if able.tools is not False:
+            return Allowed(submission, chat)
+        wants_tools = bool(chat.get("tools")) and chat.get("tool_choice") != "none"
+        if wants_tools and (model.abilities is not None or (is_forced(chat) and not able.is_llamacpp)):
+            raise RequestError(
+                f"{model.name} cannot use tools; leave them out, or ask a model that lists tools at /v1/models"
+            )
+        if not is_forced(chat):
+            return Allowed(submission, _in_words(chat))
+        forced = ForcedCall(chat)
+        exact = msgspec.structs.replace(submission, exact=True)  # another tier may know tools by itself
+        return Allowed(exact, forced.ask(), forced)
+
+
+def _in_words(chat: Fields) -> Fields:
+    """A chat with the calls of earlier turns as texts, where it has some."""
+    messages = chat.get("messages")
+    listed = cast("list[object]", messages) if isinstance(messages, list) else []
+    if not any(
+        isinstance(each, dict) and ("tool_calls" in each or "tool_call_id" in each) for each in listed
+    ):
+        return chat
+    told = [cast("Fields", each) for each in listed if isinstance(each, dict)]
+    return {**chat, "messages": with_calls_in_words(told)}
+
 
 def has_image(messages: object) -> bool:
     """Whether there is an image among these messages, in a part of one, or in a tool's result."""
+    return _has(messages, _IMAGES)
+
+
+def has_audio(messages: object) -> bool:
+    """Whether there is a sound among these messages."""
+    return _has(messages, _SOUNDS)
+
+
+def _has(messages: object, kinds: frozenset[str]) -> bool:
     if not isinstance(messages, list):
         return False
     for item in cast("list[object]", messages):
         if isinstance(item, dict):
-            fields = cast("dict[str, object]", item)
-            if fields.get("type") in _IMAGES or fields.get("images"):  # Ollama has them beside the text
+            fields = cast("Fields", item)
+            if fields.get("type") in kinds or (
+                kinds is _IMAGES and fields.get("images")
+            ):  # Ollama: beside the text
                 return True
-            if has_image(fields.get("content")):  # as deep as a body may be nested
+            if _has(fields.get("content"), kinds):  # as deep as a body may be nested
                 return True
     return False
 
 
 def _able(model: Model, driver: str, header: Header | None) -> Able:
+    found = _found(model, driver, header)
+    if model.abilities is None or not found.completion:
+        return found
+    declared = {name: name in model.abilities for name in ("tools", "vision", "audio", "thinking")}
+    return replace(found, **declared)
+
+
+def _found(model: Model, driver: str, header: Header | None) -> Able:
+    """What a model can do by what is known of it."""
     sees = any(word.startswith("--mmproj") or word in ("-mm", "-mmu") for word in model.arguments)
     if model.embedding or (header is not None and header.is_embedding):
         return Able(completion=False, embedding=True, vision=False)
     if driver == "llamacpp" and not _MODES.intersection(model.arguments):
-        # Without a word about tools in its template llama.cpp describes them in words of its own.
-        tools = True if header is not None and header.knows_tools else None
-        return Able(completion=True, embedding=False, vision=sees, tools=tools)
+        own = header if not any(word.startswith(_TEMPLATES) for word in model.arguments) else None
+        return Able(
+            completion=True,
+            embedding=False,
+            vision=sees,
+            tools=None if own is None else own.knows_tools,
+            audio=None if sees else False,  # a projector may be one for sounds
+            thinking=None if own is None else own.knows_thinking,
+            is_llamacpp=True,
+        )
     return Able(completion=True, embedding=None, vision=sees or None)

@@ -23,6 +23,7 @@ from watchbill.engines.upstream import Outgoing
 from watchbill.errors import EngineFailed, Preempted, ShuttingDown, Stale, TheirsError
 from watchbill.gateway.answers import EngineRefused, engine_error, let_go, verdict
 from watchbill.gateway.fallback import Fallback, fallback_for, summarize_request
+from watchbill.gateway.forced_calls import ForcedCall
 from watchbill.gateway.http.messages import Answer
 from watchbill.gateway.meters import BYTES_PER_TOKEN, TokenCount
 from watchbill.gateway.relay import Collector, Relay
@@ -98,12 +99,13 @@ class ModelCalls:
         send: Sender,
         make: Callable[[], Collector],
         *,
-        unknown: Unknown | None = None,
+        forced: ForcedCall | None = None,
     ) -> Whole | Fallback:
         """Puts a whole answer together from the engine's stream."""
         try:
             await self._step_aside()
-            with self._submit(context, submission, send, streamed=True, unknown=unknown) as relay:
+            with self._submit(context, submission, send, streamed=True) as relay:
+                relay.forced = forced
                 await self._step_aside()
                 answer = await relay.whole(make)
                 if isinstance(answer, bytes):
@@ -151,6 +153,7 @@ class ModelCalls:
         *,
         instead: Callable[[Whole], Answer] | None = None,
         unknown: Unknown | None = None,
+        forced: ForcedCall | None = None,
     ) -> Answer:
         """Hands the engine's stream to `out`. After the headers are out, a failure is told in the stream.
 
@@ -158,6 +161,7 @@ class ModelCalls:
         told = False
         try:
             with self._submit(context, submission, send, streamed=True, unknown=unknown) as relay:
+                relay.forced = forced
                 piece = await relay.first(out)
                 if not relay.is_stream and not out.takes(relay.status, relay.content_type):
                     whole = await _rest(relay, piece)  # raises for an error

@@ -68,6 +68,10 @@ class NativeApi:
     async def status(self, context: RequestContext) -> Response:
         """GET /wb/v1/status."""
         status = await self._gateway.shares.do(self._gateway.driver.status_steps())
+        models, gateway = cast("dict[str, dict[str, object]]", status["models"]), self._gateway
+        for name, row in models.items():
+            model = gateway.driver.catalog.models.get(name)
+            row["abilities"] = [] if model is None else (await gateway.abilities.of(model)).listed()
         return json_response(status, context.lines())
 
     async def requests(self, context: RequestContext) -> Response:

@@ -31,6 +31,7 @@ from watchbill.errors import (
 from watchbill.gateway.answers import let_go, verdict
 from watchbill.gateway.capture import Tap
 from watchbill.gateway.charging import Charge, Charging
+from watchbill.gateway.forced_calls import ForcedCall
 from watchbill.gateway.meters import TokenCount
 from watchbill.gateway.request_context import RequestContext
 from watchbill.gateway.resume import Resumption
@@ -95,6 +96,7 @@ class Relay:
     resume: Resumption | None = None  # set for one that yields in the middle of its answer
     charging: Charging | None = None  # set where there are tiers
     not_continued: set[str] = field(default_factory=set[str])  # models that were seen not to continue answers
+    forced: ForcedCall | None = None  # set for one whose answer becomes a call
     status: int = 0  # until the answer's is there
     gathered: int = 0  # bytes of an answer that was put together here, in many small pieces
     is_stream: bool = False  # once it is: whether the engine answers with a stream of events
@@ -185,7 +187,7 @@ class Relay:
                         resume.go_on()
                         self._return_turn()
                         break
-                    if is_over or (resume is None and call.has_ended):
+                    if is_over or (resume is None and self.forced is None and call.has_ended):
                         piece = b""
                         continue
                     while (piece := self._take(call)) is None:
@@ -342,7 +344,7 @@ class Relay:
                 self.is_stream = status == 200 and call.content_type == "text/event-stream"
             if not status:
                 return None
-            return call.take() if self.resume is None else self._take(call)
+            return call.take() if self.resume is None and self.forced is None else self._take(call)
         except UpstreamFailed as error:
             self._give_back(error)
             let_go(error)
@@ -406,6 +408,8 @@ class Relay:
         outgoing = self.send(start)
         if self.resume is None and start.tier in _CONTINUED and self.streamed:
             self.resume = Resumption(start.model, self.not_continued)
+        if self.forced is not None:
+            self.forced.begin()
         if self.resume is not None:
             outgoing = self.resume.ask(outgoing)
         if self.context.lifted is not None:
@@ -419,6 +423,15 @@ class Relay:
         return call
 
     def _take(self, call: Call) -> bytes | None:
+        """What has come of the answer, as a call where it must be one."""
+        if self.forced is None or not self.is_stream:
+            return self._heard(call)
+        while piece := self._heard(call):
+            if told := self.forced.hear(piece):
+                return told
+        return piece
+
+    def _heard(self, call: Call) -> bytes | None:
         """What has come of the answer, without what belongs to the seams of a continued one."""
         resume = self.resume
         if resume is None or not self.is_stream:

@@ -87,17 +87,20 @@ class OpenAiApi:
         if not isinstance(stream, bool | None):
             raise RequestError("stream must be true or false")
         submission = gateway.caller_options.submission(context, body, gateway.driver.catalog)
-        submission = await gateway.abilities.check(submission, "completion", body.get("messages"))
+        allowed = await gateway.abilities.allow(submission, body)
+        submission, body, forced = allowed
         if stream:
             out = CompletionOut(context, chat=chat)
             as_is = partial(self._pass_on, context)
-            return await self._calls.stream(context, submission, JsonSender(body, path), out, instead=as_is)
+            send = JsonSender(body, path)
+            return await self._calls.stream(context, submission, send, out, instead=as_is, forced=forced)
         body["stream"] = True
         options = body.get("stream_options")
         body["stream_options"] = (
             {**cast("Fields", options), **_COUNTED} if isinstance(options, dict) else _COUNTED
         )
-        answer = await self._calls.collect(context, submission, JsonSender(body, path), _ASSEMBLIES[chat])
+        send, make = JsonSender(body, path), _ASSEMBLIES[chat]
+        answer = await self._calls.collect(context, submission, send, make, forced=forced)
         if isinstance(answer, Fallback):
             return json_response(_completion(answer, context.id, chat=chat), context.lines())
         return self._pass_on(context, answer)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from watchbill.engines.upstream import Outgoing
 from watchbill.errors import TheirsError
+from watchbill.gateway.abilities import Allowed
 from watchbill.gateway.answers import json_response
 from watchbill.gateway.body import JsonSender
 from watchbill.gateway.dialects.anthropic import request
@@ -24,7 +25,7 @@ from watchbill.gateway.options import check_ranges
 from watchbill.gateway.request_context import RequestContext
 from watchbill.gateway.stream import StreamOut
 from watchbill.gateway.wire import event
-from watchbill.runtime.ticket import Start, Submission
+from watchbill.runtime.ticket import Start
 
 if TYPE_CHECKING:
     from watchbill.gateway.services import Services
@@ -43,18 +44,19 @@ class AnthropicApi:
 
     async def messages(self, context: RequestContext) -> Answer:
         """POST /v1/messages."""
-        asked, chat, submission = await self._read(context)
+        asked, (submission, chat, forced) = await self._read(context)
         make = partial(Making, asked, context.id, partial(_estimate, context, chat))
         send = self._sender(asked, chat)
         if asked.stream:
-            return await self._calls.stream(context, submission, send, MessagesOut(context, make()))
+            out = MessagesOut(context, make())
+            return await self._calls.stream(context, submission, send, out, forced=forced)
         collecting = Collecting(make, lambda: context.model)
-        answer = await self._calls.collect(context, submission, send, collecting.begin)
+        answer = await self._calls.collect(context, submission, send, collecting.begin, forced=forced)
         return json_response(collecting.final(answer), lines(context))
 
     async def count_tokens(self, context: RequestContext) -> Response:
         """POST /v1/messages/count_tokens: the engine's count, else an estimate that says so."""
-        _, chat, submission = await self._read(context, counting=True)
+        _, (submission, chat, _) = await self._read(context, counting=True)
         sender = JsonSender({**chat, "stream": False}, f"{_CHAT}/input_tokens")
         counted = await self._calls.count(context, submission, sender)
         tokens = None if counted is None else counted.get("input_tokens")
@@ -63,10 +65,8 @@ class AnthropicApi:
             told = {"input_tokens": _estimate(context, chat), "watchbill": {"estimated": True}}
         return json_response(told, lines(context))
 
-    async def _read(
-        self, context: RequestContext, *, counting: bool = False
-    ) -> tuple[Asked, Fields, Submission]:
-        """A request, the chat that it means, and what it asks of the scheduler."""
+    async def _read(self, context: RequestContext, *, counting: bool = False) -> tuple[Asked, Allowed]:
+        """A request, and the chat that it means, as its model may be asked it."""
         gateway = self._gateway
         body = await gateway.bodies.read_object(context)
         if context.lifted is not None:
@@ -74,9 +74,7 @@ class AnthropicApi:
         check_ranges(body)
         asked = request.read(body, counting=counting)
         submission = gateway.caller_options.submission(context, body, gateway.driver.catalog)
-        chat = request.as_chat(asked, body)
-        submission = await gateway.abilities.check(submission, "completion", chat["messages"])
-        return asked, chat, submission
+        return asked, await gateway.abilities.allow(submission, request.as_chat(asked, body))
 
     def _sender(self, asked: Asked, chat: Fields) -> Sender:
         """Sends a chat to the engine whose turn it is; llama.cpp is told a little more."""

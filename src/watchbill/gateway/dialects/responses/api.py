@@ -15,6 +15,7 @@ from urllib.parse import parse_qs
 import msgspec
 
 from watchbill.errors import NotFound, Overloaded, PreviousNotFound, RequestError, TheirsError, TooLarge
+from watchbill.gateway.abilities import Allowed
 from watchbill.gateway.answers import json_response
 from watchbill.gateway.body import JsonSender
 from watchbill.gateway.dialects.responses import request
@@ -24,6 +25,7 @@ from watchbill.gateway.dialects.responses.request import Asked
 from watchbill.gateway.dialects.responses.response import Collecting, Making, restarted
 from watchbill.gateway.dialects.responses.store import Store
 from watchbill.gateway.fallback import Fallback
+from watchbill.gateway.forced_calls import ForcedCall
 from watchbill.gateway.http.messages import Answer, Response
 from watchbill.gateway.lifting import Lifted
 from watchbill.gateway.model_calls import Fields, ModelCalls
@@ -85,23 +87,23 @@ class ResponsesApi:
 
     async def create(self, context: RequestContext) -> Answer:
         """POST /v1/responses."""
-        asked, chat, submission = await self._read(context)
+        asked, (submission, chat, forced) = await self._read(context)
         send = JsonSender(chat, "/v1/chat/completions")
         if asked.background:
-            return await self._make_later(context, asked, submission, send)
+            return await self._make_later(context, asked, submission, send, forced)
         making = self._making(context, asked)
         if asked.stream:
             out = _ResponseOut(context, making, lambda final: self._keep(context, asked, final))
-            return await self._calls.stream(context, submission, send, out)
+            return await self._calls.stream(context, submission, send, out, forced=forced)
         collecting = Collecting(lambda: self._making(context, asked), lambda: context.model)
-        answer = await self._calls.collect(context, submission, send, collecting.begin)
+        answer = await self._calls.collect(context, submission, send, collecting.begin, forced=forced)
         final = collecting.final(answer)
         await self._keep(context, asked, final)
         return json_response(final, context.lines())
 
     async def count(self, context: RequestContext) -> Response:
         """POST /v1/responses/input_tokens: the engine's count, else an estimate that says so."""
-        _, chat, submission = await self._read(context, counting=True)
+        _, (submission, chat, _) = await self._read(context, counting=True)
         sender = JsonSender({**chat, "stream": False}, "/v1/chat/completions/input_tokens")
         counted = await self._calls.count(context, submission, sender)
         tokens = None if counted is None else counted.get("input_tokens")
@@ -111,10 +113,8 @@ class ResponsesApi:
             told |= {"input_tokens": request.estimate_tokens(chat, lifted), "watchbill": {"estimated": True}}
         return json_response(told, context.lines())
 
-    async def _read(
-        self, context: RequestContext, *, counting: bool = False
-    ) -> tuple[Asked, Fields, Submission]:
-        """A request, the chat that it means with all that was said before, and what it asks of the scheduler."""
+    async def _read(self, context: RequestContext, *, counting: bool = False) -> tuple[Asked, Allowed]:
+        """A request, and the chat that it means with all that was said before, as its model may be asked it."""
         gateway = self._gateway
         body = await gateway.bodies.read_object(context)
         if context.lifted is not None:
@@ -125,8 +125,7 @@ class ResponsesApi:
         check_ranges(chat)
         if asked.body.get("truncation") == "auto":
             await self._shorten(context, chat, submission.model)
-        messages = chat["messages"]
-        return asked, chat, await gateway.abilities.check(submission, "completion", messages)
+        return asked, await gateway.abilities.allow(submission, chat)
 
     async def _shorten(self, context: RequestContext, chat: Fields, name: str) -> None:
         model = self._gateway.driver.catalog.find_model(name)
@@ -140,12 +139,25 @@ class ResponsesApi:
             chat["messages"] = request.fitting(messages, tokens, chat.get("max_tokens"), size_of)
 
     def _making(self, context: RequestContext, asked: Asked) -> Making:
-        return Making(asked, is_stored=_is_kept(context, asked))
+        return Making(asked, is_stored=self._is_kept(context, asked))
+
+    def _is_kept(self, context: RequestContext, asked: Asked) -> bool:
+        is_private = context.request.headers.get("x-watchbill-private") == "1"
+        return self._gateway.server.store_responses and asked.store and not is_private
 
     async def _make_later(
-        self, context: RequestContext, asked: Asked, submission: Submission, send: JsonSender
+        self,
+        context: RequestContext,
+        asked: Asked,
+        submission: Submission,
+        send: JsonSender,
+        forced: ForcedCall | None,
     ) -> Response:
-        if not _is_kept(context, asked):
+        if not self._gateway.server.store_responses:
+            raise RequestError(
+                "no response can be made in the background: none is stored here (server.store_responses)"
+            )
+        if not self._is_kept(context, asked):
             raise RequestError(
                 "a private response cannot be made in the background, where it would be stored"
             )
@@ -162,7 +174,7 @@ class ResponsesApi:
         made = Background(self._gateway, work, lambda: self._making(work, asked), keep)
         self._background[asked.id] = made
         try:
-            await made.start(submission, send)  # raises what the scheduler refuses at once
+            await made.start(submission, send, forced)  # raises what the scheduler refuses at once
         except TheirsError:
             self._background.pop(asked.id, None)
             raise
@@ -224,6 +236,8 @@ class ResponsesApi:
         return record
 
     async def _record(self, owner: str, id: str) -> _Record | None:
+        if not self._gateway.server.store_responses:
+            return None
         # Looked for first: it may end while its file, which says that it has not, is being read.
         made = self._background.get(id)
         content = await self._store.get(owner, id)
@@ -307,10 +321,6 @@ def _restored(body: Fields, lifted: Lifted) -> Fields:
 
 def _is_thought(item: object) -> bool:
     return isinstance(item, dict) and cast("Fields", item).get("type") == "reasoning"
-
-
-def _is_kept(context: RequestContext, asked: Asked) -> bool:
-    return asked.store and context.request.headers.get("x-watchbill-private") != "1"
 
 
 def _query(context: RequestContext, name: str) -> str:

@@ -12,6 +12,7 @@ from watchbill.engines.upstream import Outgoing
 from watchbill.errors import Overloaded, TheirsError
 from watchbill.gateway.answers import let_go
 from watchbill.gateway.dialects.responses.response import Collecting, Making
+from watchbill.gateway.forced_calls import ForcedCall
 from watchbill.gateway.model_calls import Fields, ModelCalls, Sender
 from watchbill.gateway.relay import Relay
 from watchbill.gateway.request_context import RequestContext
@@ -47,9 +48,9 @@ class Background:
         ticket = self._work.ticket
         return self._collecting.now("queued" if ticket is None or ticket.is_waiting else "in_progress")
 
-    async def start(self, submission: Submission, send: Sender) -> None:
+    async def start(self, submission: Submission, send: Sender, forced: ForcedCall | None = None) -> None:
         """Returns when the scheduler has accepted it. Raises what it refuses at once."""
-        task = asyncio.get_running_loop().create_task(self._make(submission, send), name="response")
+        task = asyncio.get_running_loop().create_task(self._make(submission, send, forced), name="response")
         self._task, accepted = task, self._calls.accepted
         await asyncio.wait({task, accepted}, return_when=asyncio.FIRST_COMPLETED)
         if not accepted.done():
@@ -64,11 +65,11 @@ class Background:
             raise Overloaded("the response has not ended yet; try again")
         return self._final
 
-    async def _make(self, submission: Submission, send: Sender) -> None:
+    async def _make(self, submission: Submission, send: Sender, forced: ForcedCall | None) -> None:
         work, collecting = self._work, self._collecting
         status = 200
         try:
-            answer = await self._calls.collect(work, submission, send, collecting.begin)
+            answer = await self._calls.collect(work, submission, send, collecting.begin, forced=forced)
             self._final = collecting.final(answer)
         except TheirsError as error:
             if not self._calls.accepted.done():
