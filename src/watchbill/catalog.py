@@ -220,13 +220,14 @@ LEASED_LANE = Lane(
     "leased", WorkClass.LEASED, max_wait_ms=Millis(3_600_000), timeout_ms=Millis(3_600_000), queue_max=256
 )
 #: Lines of batches. Every person and every plan goes first; a line that waited in vain is asked again until its batch
-#: expires.
+#: expires. Waiting is no reason to pay for one elsewhere, so they never go to an external tier.
 BATCHES_LANE = Lane(
     "batches",
     WorkClass.BACKGROUND,
     max_wait_ms=Millis(3_600_000),
     timeout_ms=Millis(3_600_000),
     queue_max=10_000,
+    private=True,
 )
 #: The lanes that need not be declared. One of the same name in the config takes its place.
 BUILT_IN_LANES = {lane.name: lane for lane in (ROTATION_LANE, PLANS_LANE, BATCHES_LANE, LEASED_LANE)}

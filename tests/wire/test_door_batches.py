@@ -432,6 +432,37 @@ async def test_a_bound_on_the_disk_pauses_batches_until_there_is_room() -> None:
         assert (await ended(client, made.id)).status == "completed"
 
 
+async def test_a_batch_moves_every_metric_of_batches() -> None:
+    """LANE-09: what is open, waits, is asked, was answered, failed or repeated, and what is on the disk."""
+    gate = asyncio.Event()
+
+    async def slow(asked: Asked, writer: asyncio.StreamWriter) -> None:
+        await gate.wait()
+        if len(opened.peer.asked) <= 8:  # those of the first round
+            writer.write(whole("500 Oops", {}))
+            return
+        await echo(asked, writer)
+
+    def figure(name: str) -> float:
+        lines = opened.driver.metrics.render().decode().splitlines()
+        return float(next(line for line in lines if line.startswith(f"watchbill_{name} ")).split()[1])
+
+    async with served(slow) as (opened, client):
+        assert figure("batches_open") == figure("batch_lines_answered_total") == figure("batch_bytes") == 0
+        lines = [*(line(str(number)) for number in range(20)), line("bad", "bad")]
+        made = await submit(client, jsonl(lines))
+        await eventually(lambda: figure("batch_lines_running") == 8)
+        assert (
+            figure("batches_open") == 1 and figure("batch_lines_waiting") == 13 and figure("batch_bytes") > 0
+        )
+        gate.set()
+        await ended(client, made.id)
+        assert figure("batch_lines_answered_total") == 21
+        assert figure("batch_lines_failed_total") == 1
+        assert figure("batch_lines_repeated_total") >= 8
+        assert 'watchbill_batches_paused{reason="disk_full"} 0.0' in opened.driver.metrics.render().decode()
+
+
 # ------------------------------------------------------------------ Anthropic
 
 

@@ -151,7 +151,7 @@ async def test_a_request_a_swap_and_an_alert_move_every_metric(monkeypatch: pyte
         await opened.driver.reload(crowded(reserve=2**20, memory=2**28))
         await seen.until("watchbill_event_loop_lag_seconds")
         elsewhere = ("watchbill_spool_", "watchbill_batch", "watchbill_tier_cost")
-        # The next test is about spools; those of batches and tiers are about theirs.
+        # The next test is about those of spools, test_door_batches about those of batches, test_tiers about money.
         assert {name for name in seen.still() if not name.startswith(elsewhere)} == set()
 
 

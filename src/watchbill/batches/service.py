@@ -545,6 +545,8 @@ class Batches:
 
     def _leave_alone(self, model: str, again_ms: int) -> None:
         """A model could not be asked: it is tried again after a pause that grows."""
+        if self._again_at.get(model, 0.0) > time.monotonic():
+            return  # lines that failed together are one failure
         self._failing[model] += 1
         pause_ms = max(again_ms, BATCH_AGAIN_MS * 2 ** min(self._failing[model] - 1, 16))
         pause_s = min(pause_ms, BATCH_AGAIN_MS_MAX) / 1000
