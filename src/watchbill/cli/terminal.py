@@ -27,6 +27,8 @@ _ASCII_FOR = {"█": "#", "▓": "+", "▒": "-", "░": ":", "·": ".", "●": 
 _UNSAFE = {code: "�" for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\n\t"}
 #: A column is not made narrower than this.
 _COLUMN_MIN = 3
+#: A column of at most so many has states or figures; a wider one has names or free text.
+_SHORT = 12
 #: In a table a newline would look like another row.
 _BREAKS = {ord(letter): "�" for letter in "\n\t\u2028\u2029"}
 
@@ -168,12 +170,13 @@ class Terminal:
         )
 
     def _squeeze(self, widths: list[int]) -> None:
-        """Shortens the widest columns, one character at a time, until the table fits; the first one, which names the
-        row, after all others."""
+        """Shortens the widest columns, one character at a time, until the table fits: first those of free text, then
+        the first one, which names the row, and figures and states, which a cut makes illegible, at last."""
         excess = self._excess(widths)
-        for places in (range(1, len(widths)), range(1)):
-            while excess > 0 and (widest := max(places, key=widths.__getitem__, default=0)) in places:
-                if widths[widest] <= _COLUMN_MIN:
+        texts = [place for place, width in enumerate(widths) if place and width > _SHORT]
+        for places, least in ((texts, _COLUMN_MIN), ([0], _SHORT), (range(len(widths)), _COLUMN_MIN)):
+            while excess > 0 and (widest := max(places, key=widths.__getitem__, default=None)) is not None:
+                if widths[widest] <= least:
                     break
                 widths[widest] -= 1
                 excess -= 1
