@@ -128,12 +128,12 @@ class Guard:
         if key is not None and key.peer is not None:
             _check_peer(request, access)
             return key
+        if key is None and self._asks_for_keys:
+            raise AuthenticationFailed
         if access is Access.PEER:
             raise Forbidden("only another machine of [peers] may ask this")
-        if key is None and not self._asks_for_keys:
-            return None
         if key is None:
-            raise AuthenticationFailed
+            return None
         if access is Access.ADMIN and not key.admin:
             raise Forbidden(f"the key of {key.name} has no admin rights")
         return key
