@@ -183,7 +183,7 @@ def test_what_is_wrong_for_good_is_said_once(daemon: Daemon, client: Client) -> 
 
     with pytest.raises(openai.BadRequestError) as long:
         client.chat.completions.create(model="chatty", messages=[{"role": "user", "content": "word " * 500}])
-    assert long.value.code == "exceed_context_size_error"
+    assert long.value.code == "context_length_exceeded"
 
     with pytest.raises(openai.NotFoundError) as unknown:
         client.chat.completions.create(model="nobody", messages=MESSAGES)

@@ -77,6 +77,7 @@ origins = ["https://chat.lan:3000"]
 body_max = "1MiB"
 bodies_max = "8MiB"
 connections_max = 64
+store_responses = false
 [server.keys.alice]
 key = "env:ALICE_KEY"
 lane = "chat"
@@ -136,6 +137,7 @@ quota = "6GB"
 private = true
 background = { command = "last-op" }
 [models.other]
+abilities = ["tools", "thinking"]
 engine = "process"
 command = "serve --port ${PORT}"
 stop = "SIGINT"
@@ -195,7 +197,7 @@ webhook = "http://127.0.0.1:9999/"
         "0.0.0.0", 0,
         (catalog.ApiKey("alice", "s3cret-s3cret-s3cret", "chat", True, 2, 8, 4, 9000, "corpus", catalog.Bytes(2**21)),),
         ("box.lan",), ("https://chat.lan:3000",), catalog.Bytes(2**20), catalog.Bytes(2**23), 64,
-        frozenset({"ALICE_KEY"}),
+        store_responses=False, key_variables=frozenset({"ALICE_KEY"}),
     )  # fmt: skip
     assert found.devices["ram"] == catalog.Device(
         "ram", 64 * gigabyte, 4 * gibibyte, 0.9, 5, 2, ("routx",), catalog.Reservation("small", 2 * gibibyte)
@@ -226,6 +228,7 @@ webhook = "http://127.0.0.1:9999/"
         asleep={"ram": 600_000_000},
         background=catalog.BackgroundTask("Look."),
         stays_if_room=True,
+        abilities=frozenset({"tools", "thinking"}),
     )
     assert found.models["small"].memory == {"ram": gibibyte}
     assert found.policy == catalog.PolicyRules("turns", 2.0, 0.5, 2.5, (20.0, 3.0, 0.5, 0.3, 0.0), 3)
