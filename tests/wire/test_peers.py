@@ -12,6 +12,7 @@ import pytest
 
 from support.eventually import eventually
 from support.open_gateway import GatewayClient
+from support.peer import Asked, chat_events, peer_listening, sse, stream_of
 from support.running import running
 from watchbill import limits
 from watchbill.catalog import Catalog
@@ -202,3 +203,62 @@ async def test_a_peer_that_forgot_a_lease_gives_a_new_one(tmp_path: Path) -> Non
         assert answer.status == 200, answer.body
         (second,) = there.status()["leases"]  # type: ignore[misc]
         assert first != second
+
+
+@pytest.mark.parametrize("how", ["the connection breaks", "the renewal finds the lease gone"])
+async def test_an_answer_that_breaks_off_is_continued_also_after_a_forgotten_lease(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """RES-23: a lender that was started anew and is killed in the middle costs no word, whole or streamed."""
+    chats, is_gone = 0, False
+    monkeypatch.setattr(limits, "LEASE_RENEW_MS", 100)
+
+    async def talk(asked: Asked, writer: asyncio.StreamWriter) -> None:
+        nonlocal chats, is_gone
+        if is_gone and asked.path.endswith("/renew"):
+            is_gone = False
+            return await whole(409, {"error": {"message": "no such lease"}}, writer)
+        if not asked.path.endswith("/completions"):
+            given = {"id": "l", "lasts_ms": 60_000, "renew_ms": 20_000, "continues": True}
+            return await whole(200, given, writer)
+        chats += 1
+        messages = asked.json["messages"]
+        assert isinstance(messages, list)
+        if chats == 1:
+            return await whole(409, {"error": {"message": "no such lease"}}, writer)
+        if chats == 2:  # two words, and the connection is gone
+            events = sse(*chat_events("One two three")[:3])
+            writer.write(
+                b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+            )
+            writer.write(b"%x\r\n%b\r\n" % (len(events), events))
+            await writer.drain()
+            if how == "the connection breaks":
+                writer.transport.abort()
+                raise ConnectionResetError
+            is_gone = True
+            await asyncio.sleep(60)
+        assert messages[-1] == {"role": "assistant", "content": "One two "}
+        return await stream_of(sse(*chat_events("three four")))(asked, writer)
+
+    async def whole(status: int, told: object, writer: asyncio.StreamWriter) -> None:
+        body = json.dumps(told).encode()
+        head = f"HTTP/1.1 {status} X\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+        writer.write(head.encode() + body)
+
+    async with peer_listening(talk) as far, machine(tmp_path / "home", home_config(far.port)) as (home, _):
+        for stream in (True, False):
+            chats = 0
+            answer = await within(
+                20, home.ask("/v1/chat/completions", BODY | {"model": "big", "stream": stream})
+            )
+            assert answer.status == 200, answer.body
+            assert b'"error"' not in answer.body
+            assert "One two three four" in said(answer.body, stream=stream)
+
+
+def said(body: bytes, *, stream: bool) -> str:
+    if not stream:
+        return json.loads(body)["choices"][0]["message"]["content"]
+    events = [json.loads(line[6:]) for line in body.decode().splitlines() if line.startswith("data: {")]
+    return "".join(choice["delta"].get("content") or "" for event in events for choice in event["choices"])

@@ -240,11 +240,9 @@ class Relay:
         """The next piece; after a break at another machine the first one of the answer's continuation."""
         try:
             return await self.more()
-        except UpstreamFailed as error:
+        except EngineFailed as error:
             start, resume = self._start, self.resume
-            if start is None or start.tier not in _CONTINUED or resume is None or not resume.can_go_on:
-                raise
-            if error.kind not in _REPEATABLE or self._failed_attempt is not None:
+            if start is None or resume is None or not self._is_repeatable(error) or not self._advances():
                 raise
             self._failed_attempt = start.attempt
             let_go(error)
@@ -453,12 +451,30 @@ class Relay:
         """Returns the turn to the scheduler if the request may be repeated, else raises what went wrong."""
         assert self._start is not None
         cut = self.ticket.cut
-        if cut not in (CutKind.REQUEUE, CutKind.BOUNDARY):
-            is_repeatable = cut is CutKind.ENGINE_FAILED or (cut is None and error.kind in _REPEATABLE)
-            if not is_repeatable or self._failed_attempt is not None:
+        # An engine that was gone before it was asked has failed nobody: the turn just goes back.
+        was_unused = cut is CutKind.ENGINE_FAILED and self._call is None
+        if cut not in (CutKind.REQUEUE, CutKind.BOUNDARY) and not was_unused:
+            is_second = self._failed_attempt is not None and not self._advances() and not self._is_away(error)
+            if is_second or not self._is_repeatable(error):
                 raise self._reason(error) from None
             self._failed_attempt = self._start.attempt
         self._return_turn()
+
+    def _is_repeatable(self, error: EngineFailed) -> bool:
+        """Whether the engine is gone, as the scheduler or the broken connection says."""
+        cut = self.ticket.cut
+        is_broken = isinstance(error, UpstreamFailed) and error.kind in _REPEATABLE
+        return cut is CutKind.ENGINE_FAILED or (cut is None and is_broken)
+
+    def _is_away(self, error: UpstreamFailed) -> bool:
+        """Whether another machine was not there to be asked: the request waits for it, or for another site."""
+        return error.kind == "connect" and self._start is not None and self._start.tier in _CONTINUED
+
+    def _advances(self) -> bool:
+        """Whether the turn is at another machine and brought further words: then it may break off once more."""
+        start, resume = self._start, self.resume
+        is_far = start is not None and start.tier in _CONTINUED
+        return is_far and resume is not None and resume.can_go_on and resume.has_advanced
 
     def _return_turn(self) -> None:
         self._end_charge()

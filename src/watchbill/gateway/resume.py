@@ -175,6 +175,11 @@ class Resumption:
         """Whether the answer could be continued from here."""
         return self._is_possible and bool(self._parts) and not self._finished
 
+    @property
+    def has_advanced(self) -> bool:
+        """Whether this part has added to the answer."""
+        return self._tokens > self._earlier
+
     def go_on(self) -> bool:
         """Makes ready for the next part. False when there is nothing to go on from: it begins anew."""
         goes_on = self.can_go_on
