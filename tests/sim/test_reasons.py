@@ -3,7 +3,7 @@
 import pytest
 
 from support.worlds import ModelOf, WorldOf
-from watchbill.catalog import PolicyRules
+from watchbill.catalog import PolicyRules, Tier
 from watchbill.core import messages as m
 from watchbill.core import reasons
 from watchbill.core.reasons import BecameWarm, Idle, PlanKind, Planned, Reason, Swapped, TurnCame
@@ -14,6 +14,9 @@ from watchbill.units import Millis
 #: One of each record.
 EXAMPLES: list[Reason] = [
     reasons.BecameWarm(reasons.Proof.CHAT, 900, {"ram": 1}),
+    reasons.Cost("cloud", Tier.EXTERNAL, 0.002, prompt_tokens=20, answer_tokens=100),
+    reasons.Cost("box", Tier.BURST, 0.5, up_ms=90_000),
+    reasons.Elsewhere("cloud"),
     reasons.EpochClosed("night", is_done=True),
     reasons.EpochOpened("night", by_schedule=True),
     *(reasons.Excess(what, "ram", "nightly backup") for what in reasons.Exceeded),
@@ -27,6 +30,7 @@ EXAMPLES: list[Reason] = [
     reasons.PermanentMissing(),
     reasons.PlanDropped("B"),
     reasons.Planned(PlanKind.FITS, "A + B", ("A", "B"), reasons.Fits(), ("C",)),
+    reasons.RoutedTo("cloud", Tier.EXTERNAL, "big"),
     reasons.Shortfall("ram"),
     reasons.Shortfall("ram", 1_000_000, 2_000_000),
     reasons.Swapped(PlanKind.RATE, "B", reasons.Outweighs(0.001, 0.0002)),

@@ -163,6 +163,7 @@ def changed(model: Model) -> dict[str, Model]:
         "capture": "spool", "sleep_ms": Millis(9_000), "sleeps_when_told": True, "asleep": {"gpu:0": Bytes(1)},
         "quota": Bytes(9 * 10**9), "url": "http://127.0.0.1:1", "unit": "x.service", "image": "x",
         "writes_here": False, "private": True, "where": Tier.BURST, "site": "box", "copy_of": "B",
+        "abilities": frozenset({"tools"}),
     }  # fmt: skip
     return {name: replace(model, **{name: value}) for name, value in other.items()}  # type: ignore[arg-type]
 

@@ -172,6 +172,7 @@ EFFECTS: Mapping[str, Effect] = {
     "asleep": Effect.AT_ONCE,
     "quota": Effect.AT_ONCE,
     "private": Effect.AT_ONCE,
+    "abilities": Effect.AT_ONCE,
     "where": Effect.RESTART,
     "site": Effect.RESTART,
     "copy_of": Effect.AT_ONCE,
