@@ -105,7 +105,7 @@ class Place:
         return {line.split('outcome="')[1].split('"')[0] for line in found}
 
     async def until_reset(self) -> None:
-        await eventually(lambda: self.model.resets == 1 or self.model.loads == 2, 60)
+        await eventually(lambda: self.model.resets >= 1 or self.model.loads >= 2, 60)
 
 
 @asynccontextmanager
