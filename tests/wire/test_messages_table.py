@@ -2,7 +2,6 @@
 
 import re
 import typing
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +16,7 @@ from anthropic.types.beta import (
     message_create_params,
 )
 
+from support.documented import literals, rows_of
 from support.open_gateway import open_gateway
 from support.peer import chat_events, sse, stream_of, tool_events
 from watchbill.gateway.dialects.anthropic.treatment import (
@@ -29,7 +29,7 @@ from watchbill.gateway.dialects.anthropic.treatment import (
     TOOLS,
 )
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "messages.md"
+PAGE = "messages.md"
 TABLES: dict[str, typing.Mapping[str, str]] = {
     "Fields of a request": FIELDS,
     "Blocks of a message or a result": BLOCKS,
@@ -42,20 +42,6 @@ TABLES: dict[str, typing.Mapping[str, str]] = {
 #: Sampling, which the client has no types for any more and its users send all the same; a name of an earlier beta; and
 #: what the types have elsewhere.
 BESIDE = {"temperature", "top_k", "top_p", "output_format", "stream"}
-
-
-def told(title: str) -> dict[str, tuple[str, str]]:
-    """Name -> what happens, and why, as the page says."""
-    section = PAGE.read_text().split(f"### {title}\n")[1].split("\n#")[0]
-    rows = re.findall(r"^\| `([^`]+)` \| (\w+) \| (.*) \|$", section, re.MULTILINE)
-    return {name: (what, why) for name, what, why in rows}
-
-
-def literals(shape: Any) -> set[str]:
-    """The texts that a type of the client allows."""
-    if typing.get_origin(shape) is typing.Literal:
-        return set(typing.get_args(shape))
-    return {text for inner in typing.get_args(shape) for text in literals(inner)}
 
 
 def types_of(union: Any) -> set[str]:
@@ -76,7 +62,7 @@ def types_of(union: Any) -> set[str]:
 @pytest.mark.parametrize("title", TABLES)
 def test_the_page_says_what_the_code_does_with_each(title: str) -> None:
     """LANE-01: nothing is silently ignored; the table is in the docs. What does not work has its reason."""
-    rows = told(title)
+    rows = rows_of(PAGE, title)
     assert {name: what for name, (what, _) in rows.items()} == {
         name: str(what) for name, what in TABLES[title].items()
     }
@@ -149,10 +135,10 @@ async def test_each_row_of_what_may_be_asked_is_true() -> None:
 
         await opened.ask("/v1/messages", BODY)
         plain = opened.peer.asked[-1].json
-        for name, (what, _) in told("Fields of a request").items():
+        for name, (what, _) in rows_of(PAGE, "Fields of a request").items():
             value, sent = SAMPLES[name]
             await check(what, name, {name: value}, sent, plain)
-        for name, (what, _) in told("Tools").items():
+        for name, (what, _) in rows_of(PAGE, "Tools").items():
             await check(what, name, {"tools": [{"type": name, "name": "x"}]}, "tools", plain)
 
         def saying(block: dict[str, object]) -> dict[str, Any]:
@@ -161,14 +147,14 @@ async def test_each_row_of_what_may_be_asked_is_true() -> None:
                 return {"messages": [*BODY["messages"], *said]}
             return {"messages": [{"role": "user", "content": [TEXT, block]}]}
 
-        for name, (what, _) in told("Blocks of a message or a result").items():
+        for name, (what, _) in rows_of(PAGE, "Blocks of a message or a result").items():
             block = {"type": name, **PARTS.get(name, {})}
             await opened.ask("/v1/messages", {**BODY, **saying({**TEXT, "text": ""})})
             if name in OF_ASSISTANT:
                 said = [{"role": "assistant", "content": [TEXT]}, {"role": "user", "content": "go"}]
                 await opened.ask("/v1/messages", {**BODY, "messages": [*BODY["messages"], *said]})
             await check(what, name, saying(block), "messages", opened.peer.asked[-1].json)
-        for name, (what, _) in told("Sources of images and documents").items():
+        for name, (what, _) in rows_of(PAGE, "Sources of images and documents").items():
             kind, _, source = name.partition(".")
             block = {"type": kind, "source": {"type": source, **PARTS.get(name, {})}}
             await check(what, name, saying(block), "messages", plain)
@@ -191,8 +177,12 @@ async def test_every_event_and_delta_that_works_is_sent_and_no_other(monkeypatch
             text += await reader.readuntil(b"0\r\n\r\n")
             events |= set(re.findall(r"^event: (.+)$", text.decode(), re.MULTILINE))
             deltas |= set(re.findall(r'"delta":\{"type":"(\w+)"', text.decode()))
-    assert events == {name for name, (what, _) in told("Events of a stream").items() if what == "works"}
-    assert deltas == {name for name, (what, _) in told("Deltas of a block").items() if what == "works"}
+    assert events == {
+        name for name, (what, _) in rows_of(PAGE, "Events of a stream").items() if what == "works"
+    }
+    assert deltas == {
+        name for name, (what, _) in rows_of(PAGE, "Deltas of a block").items() if what == "works"
+    }
 
 
 async def test_every_reason_that_works_is_told() -> None:
@@ -211,4 +201,6 @@ async def test_every_reason_that_works_is_told() -> None:
         async with open_gateway(stream_of(said)) as opened:
             answer = await opened.ask("/v1/messages", {**BODY, "stop_sequences": ["STOP"]})
             reasons.add(str(answer.json["stop_reason"]))
-    assert reasons == {name for name, (what, _) in told("Reasons of the end").items() if what == "works"}
+    assert reasons == {
+        name for name, (what, _) in rows_of(PAGE, "Reasons of the end").items() if what == "works"
+    }

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from support.config_texts import SMALL_MODEL
 from support.eventually import eventually
 from support.open_gateway import GatewayClient
 from support.peer import Asked, chat_events, peer_listening, sse, stream_of
@@ -52,13 +53,7 @@ their_key = "env:HOME_SHOWS"
 
 def home_config(port: int, more: str = "") -> Catalog:
     text = f"""
-[devices.ram]
-reserve = 0
-[models.small]
-engine = "scripted"
-memory = "1MiB"
-script = {{ touch = false }}
-[peers.rig]
+{SMALL_MODEL}[peers.rig]
 url = "http://127.0.0.1:{port}"
 key = "env:HOME_SHOWS"
 models = ["big", "secret"]

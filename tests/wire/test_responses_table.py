@@ -2,7 +2,6 @@
 
 import re
 import typing
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,11 +13,12 @@ from openai.types.responses import (
     response_create_params,
 )
 
+from support.documented import literals, rows_of
 from support.open_gateway import open_gateway
 from support.peer import sse, stream_of, tool_events
 from watchbill.gateway.dialects.responses.treatment import EVENTS, FIELDS, INCLUDES, ITEMS, PARTS, TOOLS
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "responses.md"
+PAGE = "responses.md"
 TABLES: dict[str, typing.Mapping[str, str]] = {
     "Fields of a request": FIELDS,
     "Items of an input": ITEMS,
@@ -29,20 +29,6 @@ TABLES: dict[str, typing.Mapping[str, str]] = {
 }
 
 
-def told(title: str) -> dict[str, tuple[str, str]]:
-    """Name -> what happens, and why, as the page says."""
-    section = PAGE.read_text().split(f"### {title}\n")[1].split("\n#")[0]
-    rows = re.findall(r"^\| `([^`]+)` \| (\w+) \| (.*) \|$", section, re.MULTILINE)
-    return {name: (what, why) for name, what, why in rows}
-
-
-def literals(shape: Any) -> set[str]:
-    """The texts that a type of the client allows."""
-    if typing.get_origin(shape) is typing.Literal:
-        return set(typing.get_args(shape))
-    return {text for inner in typing.get_args(shape) for text in literals(inner)}
-
-
 def types_of(union: Any) -> set[str]:
     """The values of `type` of a union of typed dicts."""
     return {text for each in typing.get_args(union) for text in literals(typing.get_type_hints(each)["type"])}
@@ -51,7 +37,7 @@ def types_of(union: Any) -> set[str]:
 @pytest.mark.parametrize("title", TABLES)
 def test_the_page_says_what_the_code_does_with_each(title: str) -> None:
     """LANE-01: nothing is silently ignored; the table is in the docs. What does not work has its reason."""
-    rows = told(title)
+    rows = rows_of(PAGE, title)
     assert {name: what for name, (what, _) in rows.items()} == {
         name: str(what) for name, what in TABLES[title].items()
     }
@@ -99,16 +85,16 @@ async def test_what_is_ignored_never_reaches_an_engine_and_what_is_refused_says_
                 assert answer.status == 200, answer.body
                 assert opened.peer.asked[-1].json == plain, name
 
-        for name, (what, _) in told("Fields of a request").items():
+        for name, (what, _) in rows_of(PAGE, "Fields of a request").items():
             if what != "works":
                 await check(what, name, {name: SAMPLES[name]})
-        for name, (what, _) in told("Items of an input").items():
+        for name, (what, _) in rows_of(PAGE, "Items of an input").items():
             await check(what, name, {"input": [{"type": name, "id": "x", "call_id": "c"}]})
-        for name, (what, _) in told("Parts of a message or a result").items():
+        for name, (what, _) in rows_of(PAGE, "Parts of a message or a result").items():
             await check(what, name, {"input": [{"role": "user", "content": [{"type": name}]}]})
-        for name, (what, _) in told("Tools").items():
+        for name, (what, _) in rows_of(PAGE, "Tools").items():
             await check(what, name, {"tools": [{"type": name, "name": "x"}]})
-        for name, (what, _) in told("Values of include").items():
+        for name, (what, _) in rows_of(PAGE, "Values of include").items():
             await check(what, name, {"include": [name]})
 
 
@@ -132,4 +118,6 @@ async def test_every_event_that_works_is_sent_and_no_other(monkeypatch: pytest.M
             rest = await reader.readuntil(b"0\r\n\r\n")
             seen |= set(re.findall(r"^event: (.+)$", rest.decode(), re.MULTILINE))
     seen |= {"response.created", "response.queued"}  # before what was read above
-    assert seen == {name for name, (what, _) in told("Events of a stream").items() if what == "works"}
+    assert seen == {
+        name for name, (what, _) in rows_of(PAGE, "Events of a stream").items() if what == "works"
+    }

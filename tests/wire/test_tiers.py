@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from support.config_texts import SMALL_MODEL
 from support.eventually import eventually
 from support.open_gateway import GatewayClient, RawAnswer
 from support.peer import Asked, EnginePeer, chat_events, peer_listening, sse, stream_of
@@ -46,13 +47,7 @@ def catalog(text: str) -> Catalog:
 
 def cloud(peer: EnginePeer, more: str = "", models: str = '["far"]', daily: float = 5.0) -> str:
     return f"""
-[devices.ram]
-reserve = 0
-[models.small]
-engine = "scripted"
-memory = "1MiB"
-script = {{ touch = false }}
-[tiers.cloud]
+{SMALL_MODEL}[tiers.cloud]
 kind = "external"
 enabled = true
 url = "http://127.0.0.1:{peer.port}/v1"
@@ -275,13 +270,7 @@ class Machine:
 
     def tier(self, more: str = "") -> str:
         return f"""
-[devices.ram]
-reserve = 0
-[models.small]
-engine = "scripted"
-memory = "1MiB"
-script = {{ touch = false }}
-[tiers.box]
+{SMALL_MODEL}[tiers.box]
 kind = "burst"
 url = "http://127.0.0.1:{self.port}"
 models = ["big"]

@@ -9,6 +9,7 @@ however the bytes came and wherever the answer was cut.
 """
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from io import StringIO
 from typing import cast
@@ -274,16 +275,16 @@ class Collecting:
 # ------------------------------------------------------------------ items
 
 
-class _Item:
+class _Item(ABC):
     """An item that grows. Its events lack their number and place, which `Making` adds."""
 
     def __init__(self, id: str) -> None:
         self.id = id
         self._text = StringIO()
 
+    @abstractmethod
     def begun(self) -> Fields:
         """The item while nothing of it is there."""
-        raise NotImplementedError
 
     def opening(self) -> list[Fields]:
         """The events that follow its announcement."""
@@ -294,13 +295,13 @@ class _Item:
         self._text.write(text)
         return [{"type": self._delta, "item_id": self.id, "delta": text}]
 
+    @abstractmethod
     def closing(self) -> list[Fields]:
         """The events that say what it has become."""
-        raise NotImplementedError
 
+    @abstractmethod
     def whole(self, status: str) -> Fields:
         """The item as it is kept."""
-        raise NotImplementedError
 
     _delta = ""
 
