@@ -90,10 +90,8 @@ class Leases:
             self._drop(self._state.leases[event.id], "given back", now)
 
     def refuses(self, request: Request) -> bool:
-        """Refuses a request whose lease is over or for another model; False: it has one, or needs none."""
-        if request.lease is None:
-            return False
-        lease = self._state.leases.get(request.lease)
+        """Refuses a leased request whose lease is over or for another model; False: it has one."""
+        lease = self._state.leases.get(request.lease or "")
         if lease is not None and lease.model == request.model:
             return False
         self._state.refuse(request.id, Refusal.NO_LEASE, "there is no such lease; ask for one first")
@@ -101,12 +99,9 @@ class Leases:
 
     # ------------------------------------------------------------------ people
 
-    def person_came(self, now: int) -> None:
+    def make_way(self, now: int) -> None:
         """Somebody works at this machine: leased work makes way at once."""
         state = self._state
-        state.person_at = now
-        if not state.leases:
-            return
         if not state.leases_held_back:
             state.leases_held_back = True
             state.note(

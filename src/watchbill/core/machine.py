@@ -178,12 +178,14 @@ class Machine:
     def _arrived(self, event: m.Arrived, now: int) -> None:
         """Starts a new request at once where nothing is in its way, or else admits or refuses it."""
         request = event.request
-        if self._leases.refuses(request):
+        if request.lease is not None and self._leases.refuses(request):
             return
         if not self._dispatch.start_at_once(request, now):
             self._admission.arrived(event, now)
         if request.work_class is _INTERACTIVE:
-            self._leases.person_came(now)
+            self.state.person_at = now
+            if self.state.leases:
+                self._leases.make_way(now)
 
     def _left(self, event: m.Left, now: int) -> None:
         """A caller is gone: its request leaves its line, or its slot."""

@@ -783,7 +783,7 @@ class ModelState(Candidate):
 
     def has_paused(self, now: int) -> bool:
         """Whether it has been idle for longer than the pause of a caller that sends its next request at once."""
-        return self.is_idle and now - self.last_used >= PAUSE_MS
+        return now - self.last_used >= PAUSE_MS and self.is_idle
 
     @property
     def inertia(self) -> float:

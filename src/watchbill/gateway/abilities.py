@@ -73,9 +73,8 @@ class Abilities:
 
     async def of(self, model: Model) -> Able:
         """What this model can do."""
-        known = self._known.get(model.name)
-        if known is not None and known[0] is model:
-            return known[1]
+        if (known := self._at_hand(model)) is not None:
+            return known
         catalog = self._driver.catalog
         able = _able(model, catalog.engines[model.engine].driver, (await self._files.facts(model)).header)
         if len(self._known) > len(catalog.models):  # models were renamed or removed
@@ -87,30 +86,30 @@ class Abilities:
         """The submission, as it may go to the scheduler. Raises RequestError for what the model surely cannot do.
 
         An image is never handed down to a smaller model of the family, which may be blind."""
-        catalog, name = self._driver.catalog, submission.model
-        model = catalog.models.get(name) or catalog.find_model(name)  # nearly always its own name
+        model = self._model(submission)
         if model is None:
             return submission  # the scheduler says so
-        known = self._known.get(model.name)  # nearly always, without a coroutine
-        able = known[1] if known is not None and known[0] is model else await self.of(model)
-        if (able.completion if ability == "completion" else able.embedding) is False:
-            raise RequestError(_REFUSALS[ability].format(model.name))
-        if (able.vision is not False and model.family is None) or not has_image(messages):
-            return submission
-        if able.vision is False:
-            raise RequestError(f"{model.name} cannot see: the request has an image, and it takes only text")
-        return msgspec.structs.replace(submission, exact=True)
+        return _checked(model, self._at_hand(model) or await self.of(model), submission, ability, messages)
+
+    def _model(self, submission: Submission) -> Model | None:
+        catalog, name = self._driver.catalog, submission.model
+        return catalog.models.get(name) or catalog.find_model(name)  # nearly always its own name
+
+    def _at_hand(self, model: Model) -> Able | None:
+        """What this model can do, where that was worked out: nearly always, and without a coroutine."""
+        known = self._known.get(model.name)
+        return known[1] if known is not None and known[0] is model else None
 
     async def allow(self, submission: Submission, chat: Fields) -> Allowed:
         """A chat as a model may be asked it. Raises RequestError for what the model surely cannot do.
 
         A call that must be made is forced where the model's template knows no tools and its engine can; one that
         need not be made is left to the engine. Tools are refused where the config says that the model has none."""
-        submission = await self.check(submission, "completion", chat.get("messages"))
-        model = self._driver.catalog.find_model(submission.model)
+        model = self._model(submission)
         if model is None:
-            return Allowed(submission, chat)
-        able = await self.of(model)
+            return Allowed(submission, chat)  # the scheduler says so
+        able = self._at_hand(model) or await self.of(model)
+        submission = _checked(model, able, submission, "completion", chat.get("messages"))
         if able.audio is False and has_audio(chat.get("messages")):
             raise RequestError(f"{model.name} cannot hear: the request has a sound, and it takes none")
         if able.tools is not False:
@@ -125,6 +124,19 @@ class Abilities:
         forced = ForcedCall(chat)
         exact = msgspec.structs.replace(submission, exact=True)  # another tier may know tools by itself
         return Allowed(exact, forced.ask(), forced)
+
+
+def _checked(
+    model: Model, able: Able, submission: Submission, ability: Ability, messages: object
+) -> Submission:
+    """The submission, with the model bound where a smaller one might be blind. Raises RequestError."""
+    if (able.completion if ability == "completion" else able.embedding) is False:
+        raise RequestError(_REFUSALS[ability].format(model.name))
+    if (able.vision is not False and model.family is None) or not has_image(messages):
+        return submission
+    if able.vision is False:
+        raise RequestError(f"{model.name} cannot see: the request has an image, and it takes only text")
+    return msgspec.structs.replace(submission, exact=True)
 
 
 def _in_words(chat: Fields) -> Fields:

@@ -72,6 +72,7 @@ class Holder(Protocol):
     key: ApiKey | None
     metered: MeteredRequest | None
     held: int  # bytes of the body that count as held
+    gathered: int  # bytes of the answer that came in many small pieces
     lifted: Lifted | None
 
 
@@ -236,12 +237,12 @@ class Bodies:
         return self._all_max + (self._reserve if whole <= SMALL_BODY_BYTES_MAX else 0)
 
     def release(self, context: Holder) -> None:
-        """The request is over: its body is not held any more."""
+        """The request is over: its body is not held any more, nor the pieces of its answer."""
         size, key, context.held = context.held, context.key, 0
         self.held -= size
-        if key is not None:
+        if key is not None and size:
             self._of_key[key.name] -= size
-        self.note_freed(size)
+        self.note_freed(size + context.gathered)
 
     def note_freed(self, size: int) -> None:
         """So many bytes, in many pieces, were freed: of a body, or of an engine's answer that is one piece now."""

@@ -223,7 +223,7 @@ class ModelCalls:
         context.ticket, context.lane, context.model = ticket, ticket.request.lane, ticket.model
         if context.key is not None:
             gateway.unloading.note_use(ticket.model, context.key)
-        relay = Relay(gateway.upstream, ticket, context, send, gateway.forget_relay, streamed, unknown)
+        relay = Relay(gateway.upstream, ticket, context, send, gateway.relays.discard, streamed, unknown)
         gateway.relays.add(relay)
         if metered is not None:
             metered.waits_for(ticket)
@@ -303,10 +303,10 @@ async def _rest(relay: Relay, first: bytes) -> Whole:
     pieces, size, piece = list[bytes](), 0, first
     while piece:
         size += len(piece)
-        relay.gathered = size
         if size > UPSTREAM_ANSWER_BYTES_MAX:
             raise EngineFailed(f"the engine's answer exceeds {UPSTREAM_ANSWER_BYTES_MAX} bytes")
         pieces.append(piece)
+        relay.context.gathered += len(piece)
         piece = await relay.more()
     return _pass_on(relay, await join(pieces, size))
 

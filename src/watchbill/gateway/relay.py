@@ -98,7 +98,6 @@ class Relay:
     not_continued: set[str] = field(default_factory=set[str])  # models that were seen not to continue answers
     forced: ForcedCall | None = None  # set for one whose answer becomes a call
     status: int = 0  # until the answer's is there
-    gathered: int = 0  # bytes of an answer that was put together here, in many small pieces
     is_stream: bool = False  # once it is: whether the engine answers with a stream of events
     _call: Call | None = None
     _start: Start | None = None
@@ -203,7 +202,7 @@ class Relay:
                     collector = None
                     self._forget_heard()
             finally:
-                self.gathered += size
+                self.context.gathered += size
 
     def _ask_anew(self) -> None:
         """The engine does not continue answers: it is asked for the whole one, in the same turn."""
@@ -334,7 +333,8 @@ class Relay:
             status = self.status
             if not status:
                 status = self.status = call.poll()
-                self._check_lease(status)
+                if status == NoLease.status:
+                    self._check_lease()
                 if self.unknown is not None and said_by(status) is Said.LACKS and self.unknown():
                     call.abort()
                     self._call, self.status = None, 0
@@ -348,9 +348,9 @@ class Relay:
             let_go(error)
         return self._poll()  # the next turn may have come at once
 
-    def _check_lease(self, status: int) -> None:
+    def _check_lease(self) -> None:
         """A peer that does not know the lease has forgotten it: the request goes back, and a new one is asked for."""
-        if status == NoLease.status and self._start is not None and self._start.tier is Tier.PEER:
+        if self._start is not None and self._start.tier is Tier.PEER:
             raise UpstreamFailed("closed", "the peer does not know the lease any more")
 
     def _news(self) -> Awaitable[object]:

@@ -24,8 +24,8 @@ class RequestContext:
     """What is known about a request so far."""
 
     __slots__ = (
-        "_id", "asked", "began", "capture", "cors", "cost", "fallback", "given", "held", "key", "lane", "lifted",
-        "metered", "model", "request", "start", "ticket",
+        "_id", "asked", "began", "capture", "cors", "cost", "fallback", "gathered", "given", "held", "key", "lane",
+        "lifted", "metered", "model", "request", "start", "ticket",
     )  # fmt: skip
 
     def __init__(self, request: Request, began: float) -> None:
@@ -45,6 +45,7 @@ class RequestContext:
         self.capture: str | None = None  # the spool that its type of work names
         self.lifted: Lifted | None = None  # the long texts of a large body
         self.held = 0  # bytes of its body that count as held
+        self.gathered = 0  # bytes of its answer that were put together here, in many small pieces
         self.metered: MeteredRequest | None = None  # of a key that has bounds
 
     @property

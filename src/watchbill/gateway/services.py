@@ -125,7 +125,7 @@ class Services:
 
     def leave(self, context: RequestContext, status: int) -> None:
         """The request is over: nothing more is counted for it."""
-        if context.held:
+        if context.held or context.gathered:
             self.bodies.release(context)
         if context.metered is not None:
             context.metered.leave()
@@ -153,12 +153,6 @@ class Services:
         _log.error("request=%s failed inside Watchbill", context.id, exc_info=error)
         bug = TheirsError(f"Watchbill failed; its log has the reason under {context.id}")
         return refusal(context, bug)
-
-    def forget_relay(self, relay: Relay) -> None:
-        """The relay is closed, and with it the pieces of an answer that was put together."""
-        self.relays.discard(relay)
-        if relay.gathered:
-            self.bodies.note_freed(relay.gathered)
 
     # ------------------------------------------------------------------ names of requests
 
