@@ -8,6 +8,7 @@ events that come together, a torn line ends its log, and a log that failed to sy
 """
 
 import contextlib
+import logging
 import os
 import re
 from collections.abc import Iterator, Sequence
@@ -28,12 +29,12 @@ from watchbill.batches.batch import (
     Validated,
     Written,
 )
-from watchbill.files.atomic import PRIVATE_MODE, make_folder, read_regular, replace_file
+from watchbill.files.atomic import PRIVATE_MODE, NotAFile, make_folder, read_regular, replace_file
 from watchbill.files.checked_log import CheckedLog, LineReader
 from watchbill.files.limits import LINES_READ_BYTES
 from watchbill.limits import BATCH_RECORD_BYTES_MAX
 
-__all__ = ["AnswerPlaces", "BatchRecord", "read_ended", "write_ended"]
+__all__ = ["AnswerPlaces", "BatchRecord", "found_batches", "read_ended", "write_ended"]
 
 _Known = Created | Validated | Rejected | Answered | AllAnswered | TimeUp | CancelAsked | Written
 _decode = msgspec.json.Decoder(_Known).decode
@@ -41,6 +42,8 @@ _decode_answer = msgspec.json.Decoder(Answered).decode
 _decode_ended = msgspec.json.Decoder(EndedBatch).decode
 _encode = msgspec.json.Encoder().encode
 _LOG = re.compile(r"(\d{6})\.log")
+_ID = re.compile(r"(?:batch|msgbatch)_[0-9a-f]{32}")
+_log = logging.getLogger("watchbill.batches")
 #: Checksum and space before a payload, a newline behind it.
 _BEFORE, _AROUND = 9, 10
 
@@ -164,3 +167,45 @@ def write_ended(path: Path, ended: EndedBatch) -> None:
 def read_ended(path: Path) -> EndedBatch:
     """What was kept of a batch. Raises OSError, NotAFile, msgspec.DecodeError."""
     return _decode_ended(read_regular(os.fspath(path), bytes_max=BATCH_RECORD_BYTES_MAX))
+
+
+def found_batches(folder: Path) -> list[tuple[Batch, BatchRecord | None]]:
+    """The batches on the disk, the oldest first, with the record of those that are open."""
+    found: list[tuple[Batch, BatchRecord | None]] = []
+    for place in sorted(folder.iterdir()) if folder.is_dir() else []:
+        for path in sorted(place.iterdir()) if place.is_dir() else []:
+            stem = path.name.removesuffix(".json")
+            if not _ID.fullmatch(stem):
+                continue
+            if path.is_dir():
+                found += _opened(path)
+            elif path.name.endswith(".json"):
+                found += _read_account(path)
+    return sorted(found, key=lambda each: (each[0].created.at, each[0].id))
+
+
+def _opened(folder: Path) -> list[tuple[Batch, BatchRecord | None]]:
+    record = BatchRecord(folder)
+    if folder.with_name(folder.name + ".json").exists():  # it ended, and its record was being removed
+        record.remove()
+        return []
+    if record.is_blank():  # it was never acknowledged
+        record.remove()
+        return []
+    batch = record.read()
+    if batch is None:
+        # It was never acknowledged, or is damaged; nobody can tell, so it stays for a person.
+        _log.warning("%s holds no batch and is put aside", folder)
+        target = folder.with_name(f"{folder.name}.damaged")
+        if not target.exists():
+            folder.rename(target)
+        return []
+    return [(batch, record)]
+
+
+def _read_account(path: Path) -> list[tuple[Batch, BatchRecord | None]]:
+    try:
+        return [(Batch.restored(read_ended(path)), None)]
+    except (msgspec.DecodeError, UnicodeDecodeError, NotAFile):
+        _log.warning("%s is damaged; its batch is not shown", path)
+        return []
