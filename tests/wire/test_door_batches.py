@@ -16,7 +16,7 @@ from openai.types import Batch
 from support.eventually import eventually
 from support.open_gateway import CATALOG, OpenGateway, open_gateway
 from support.peer import Asked, Talk, chat_events, sse, stream_of
-from watchbill.batches import record, service
+from watchbill.batches import pausing, record
 from watchbill.catalog import ApiKey, BatchRules, Catalog, Server
 from watchbill.gateway.dialects.batches import openai as openai_batches
 from watchbill.units import Bytes, Millis
@@ -397,7 +397,7 @@ async def test_a_batch_goes_on_after_a_restart(tmp_path: Path) -> None:
 
 async def test_a_full_disk_pauses_batches_says_so_and_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """R4: answers that came stay, no further line is asked, an alert tells it, and the work goes on by itself."""
-    monkeypatch.setattr(service, "BATCH_DISK_AGAIN_MS", 20)
+    monkeypatch.setattr(pausing, "BATCH_DISK_AGAIN_MS", 20)
     real, is_full = record.CheckedLog.append, [True]
 
     def append(self: Any, payloads: Any) -> None:
