@@ -50,6 +50,7 @@ from watchbill.runtime.drains import Drains
 from watchbill.runtime.driver import Driver, Parts
 from watchbill.runtime.heap import map_large_blocks
 from watchbill.runtime.knowledge import LearnedSizes
+from watchbill.runtime.library import Library
 from watchbill.runtime.probe_loop import ProbeLoop
 from watchbill.runtime.recorder import Recorder
 from watchbill.sizes import Sizes
@@ -122,10 +123,10 @@ def _run(root: Root, options: Options, screen: Screen) -> int:
         if loaded.file is None:
             _fetch_embedded(root, screen)
         withheld = Withheld(catalog.server.key_variables)
+        library = Library.of(root.models, catalog)
+        setting = _Setting(root, lock, loaded.file, options, screen, withheld, Notifier(), library)
         with _event_loop() as runner:
-            return runner.run(
-                _serve(_Setting(root, lock, loaded.file, options, screen, withheld, Notifier()), catalog)
-            )
+            return runner.run(_serve(setting, library.catalog))
 
 
 def _with_address(catalog: Catalog, options: Options) -> Catalog:
@@ -188,6 +189,7 @@ class _Setting:
     screen: Screen
     withheld: Withheld  # from engines
     notifier: Notifier
+    library: Library
 
 
 async def _serve(setting: _Setting, catalog: Catalog) -> int:
@@ -373,7 +375,13 @@ async def _open(driver: Driver, server: Server, setting: _Setting, batches: Batc
     access_log = _ACCESS.info if _ACCESS.isEnabledFor(logging.INFO) else None  # writing its lines costs time
     kept = setting.root.responses
     gateway = Gateway(
-        driver, server, access_log=access_log, metrics=driver.metrics, responses=kept, batches=batches
+        driver,
+        server,
+        access_log=access_log,
+        metrics=driver.metrics,
+        responses=kept,
+        batches=batches,
+        library=setting.library,
     )
     await gateway.start_batches()
     try:
@@ -482,7 +490,7 @@ class _Reloading:
     def __init__(self, parts: _Reloaded, setting: _Setting, asked: asyncio.Event) -> None:
         self._parts, self._asked = parts, asked
         self._options, self._screen, self._withheld = setting.options, setting.screen, setting.withheld
-        self._notifier = setting.notifier
+        self._notifier, self._library = setting.notifier, setting.library
         # The file of the start, not the one that would be found now: without it that would be the embedded default.
         self._file = None if setting.file is None else config.ConfigFile(setting.file)
         self._seen: config.Stamp | None = None
@@ -547,7 +555,7 @@ class _Reloading:
         self._withheld.key_variables = catalog.server.key_variables
         driver = self._parts.driver
         before, before_fleet = _failures(driver), driver.catalog.fleet
-        changes = await driver.reload(catalog)
+        changes = await self._library.declare(driver, catalog)
         changes += await asyncio.to_thread(self._parts.spools.reconfigure, catalog.spools)
         changes += [text for name, text in _failures(driver).items() if before.get(name) != text]
         changes += self._parts.batches.reconfigure(catalog.batches)

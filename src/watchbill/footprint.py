@@ -65,6 +65,7 @@ class Header:
     parameters: int
     knows_tools: bool  # its chat template supports them
     knows_thinking: bool  # its chat template has a place for thoughts
+    knows_insert: bool  # its tokens have marks for a text to fill in
     pooling: int | None
     is_encoder: bool  # reads its whole input at once; has no cache
     is_embedding: bool

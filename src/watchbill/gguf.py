@@ -61,6 +61,8 @@ _CHUNK_BYTES = 256 * 1024
 _TEMPLATE, _U64 = "tokenizer.chat_template", Struct("<Q")
 #: Words of chat templates that let a model think.
 _THOUGHTS = ("enable_thinking", "reasoning_content", "reasoning_effort", "<think>")
+#: Tokens that stand before a text to fill in, by their newer and their older name.
+_INSERTS = ("tokenizer.ggml.fim_pre_token_id", "tokenizer.ggml.prefix_token_id")
 _SHARD = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
 
 #: Tensor type -> (values per block, bytes per block). A type that is missing here is sized by its neighbours.
@@ -353,6 +355,7 @@ def _header_of(path: Path, part: _Part, weights: int, parameters: int, file_byte
         tensor_bytes=Bytes(weights),
         parameters=parameters,
         knows_tools="tools" in str(part.values.get(_TEMPLATE, "")),
+        knows_insert=any(key in part.values for key in _INSERTS),
         knows_thinking=any(word in str(part.values.get(_TEMPLATE, "")) for word in _THOUGHTS),
         pooling=pooling,
         is_encoder=is_encoder,

@@ -55,6 +55,31 @@ DAEMON_RECORD_BYTES_MAX = 4096
 #: The longest path that Linux takes, and the newline behind it.
 CONFIG_PATH_BYTES_MAX = 4097
 
+# ------------------------------------------------------------------ library
+
+#: Names that callers made. Each is an alias, or a model that the scheduler knows.
+LIBRARY_ENTRIES_MAX = 500
+LIBRARY_BYTES_MAX = 8 * 2**20
+#: The texts of one name: its system text, template, license, parameters and messages, as JSON.
+LIBRARY_ENTRY_BYTES_MAX = 256 * 2**10
+#: An uploaded model file. As long as it takes over a slow line.
+BLOB_BYTES_MAX = 2**41
+BLOB_RECEIPT_MS = 6 * 3_600_000
+#: Lines of progress of one pull per second: clients draw a bar with them.
+PULL_LINES_PER_S = 5
+#: Pulls at once that callers asked for; each has a thread.
+PULLS_MAX = 4
+#: A registry's list of the layers of a model, and one of its small layers.
+MANIFEST_BYTES_MAX = 2**20
+MANIFEST_LAYERS_MAX = 64
+#: What an Ollama behind us says of its models is asked again after this long, and waited for so long.
+OLLAMA_LISTED_MS = 3_000
+OLLAMA_LIST_MS = 2_000
+#: A conversation that /api/generate hands back as `context`; of a longer one the oldest turns are left out.
+CONTEXT_TEXT_BYTES_MAX = 192 * 2**10
+#: How often a chat, or a text to embed, that is too long is shortened and asked again.
+SHORTENINGS_MAX = 6
+
 # ------------------------------------------------------------------ processes
 
 #: The stop sequence: ask, then TERM, then KILL. Together under ten seconds: promise P6 and fault R35.

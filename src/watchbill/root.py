@@ -10,7 +10,7 @@ process; it only checks whether the recorded one still lives.
     ROOT/run/daemon.lock    held by the daemon for as long as it lives
     ROOT/config.path        the config file that the daemon was started with, also after its end
     ROOT/logs/              the daemon's log, and one file per engine
-    ROOT/models/            model files that `pull` fetched
+    ROOT/models/            model files that `pull` fetched, and the library of names that callers made
     ROOT/responses/         responses of /v1/responses, kept for a day
     ROOT/batches/           uploaded files and batches, a folder per key
 """

@@ -23,6 +23,7 @@ from watchbill.probes.patient import PatientProbe
 from watchbill.runtime.alerts import Alerts
 from watchbill.runtime.driver import Driver, Parts
 from watchbill.runtime.knowledge import LearnedSizes
+from watchbill.runtime.library import Library
 from watchbill.runtime.probe_loop import ProbeLoop
 from watchbill.sizes import Sizes
 from watchbill.units import Bytes, Millis
@@ -51,6 +52,8 @@ LANES = {
 }
 #: Longer than any test waits: what a test sees come about is not the work of a deadline.
 PATIENT = Deadlines(first_byte_ms=60_000, silence_ms=60_000)
+#: Where no registry of models listens.
+NO_REGISTRY = "http://127.0.0.1:9"
 CATALOG = Catalog({"ram": Device("ram")}, {"peer": EngineRules("peer", "process")}, MODELS, LANES)
 
 
@@ -224,19 +227,28 @@ async def open_gateway(
     deadlines: Deadlines | None = None,
     catalog: Catalog = CATALOG,
     root: Path | None = None,
+    registry: str = NO_REGISTRY,
 ) -> AsyncIterator[OpenGateway]:
     """Opens a gateway with the real driver behind it, and closes both without a trace. A `root` that is given stays."""
     with TemporaryDirectory() as folder:
         async with (
             peer_listening(talk) as peer,
-            _opened(root or Path(folder), peer, server or Server(), deadlines, catalog) as opened,
+            _opened(
+                root or Path(folder), peer, server or Server(), deadlines, catalog, registry=registry
+            ) as opened,
         ):
             yield opened
 
 
 @asynccontextmanager
 async def _opened(
-    root: Path, peer: EnginePeer, server: Server, deadlines: Deadlines | None, catalog: Catalog
+    root: Path,
+    peer: EnginePeer,
+    server: Server,
+    deadlines: Deadlines | None,
+    catalog: Catalog,
+    *,
+    registry: str,
 ) -> AsyncIterator[OpenGateway]:
     engines: list[PeerEngine] = []
 
@@ -256,7 +268,8 @@ async def _opened(
         batches=batches.view,
         make_probe_loop=partial(ProbeLoop, probes=[PatientProbe(EmptyMachine())]),
     )
-    driver = Driver(catalog, parts)
+    library = Library.of(root / "models", catalog, registry)
+    driver = Driver(library.catalog, parts)
     upstream = Upstream(deadlines or PATIENT)
     log: list[str] = []
     await driver.start()
@@ -268,6 +281,7 @@ async def _opened(
         metrics=driver.metrics,
         responses=root / "responses",
         batches=batches,
+        library=library,
     )
     await gateway.start_batches()
     opened = OpenGateway(await serve(gateway, "127.0.0.1", 0), driver, peer, engines[0], log)

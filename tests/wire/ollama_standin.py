@@ -397,6 +397,38 @@ class OllamaStandin:
             out.json({"model": fields["model"], "embeddings": [[0.1, 0.2]], "total_duration": 1, "load_duration": 1,
                       "prompt_eval_count": 1})  # fmt: skip
 
+    async def pull(self, request: Request, out: "Out") -> None:
+        fields = request.fields()
+        steps = [{"status": "pulling manifest"}]
+        try:
+            self.find(fields["model"])
+            steps += [
+                {"status": "verifying sha256 digest"},
+                {"status": "writing manifest"},
+                {"status": "success"},
+            ]
+        except Refusal:
+            if fields.get("stream") is False:
+                raise Refusal(500, "pull model manifest: file does not exist") from None
+            steps.append({"error": "pull model manifest: file does not exist"})
+        if fields.get("stream") is False:
+            out.json(steps[-1])
+            return
+        out.begin(200, "application/x-ndjson")
+        for step in steps:
+            out.piece(_compact(step) + b"\n")
+        out.end()
+
+    async def push(self, request: Request, out: "Out") -> None:
+        out.begin(200, "application/x-ndjson")
+        for step in ({"status": "retrieving manifest"}, {"error": "push access denied"}):
+            out.piece(_compact(step) + b"\n")
+        out.end()
+
+    async def delete(self, request: Request, out: "Out") -> None:
+        del self.models[self.find(request.fields()["model"]).listed]
+        out.whole(200, "text/plain", b"")
+
     async def v1_models(self, _: Request, out: "Out") -> None:
         listed = [
             {"id": name, "object": "model", "created": int(time.time()), "owned_by": "library"}
@@ -406,6 +438,8 @@ class OllamaStandin:
 
     async def v1_embeddings(self, request: Request, out: "Out") -> None:
         fields = request.fields()
+        if not self.find(fields["model"]).embedding:
+            raise Refusal(501, "This server does not support embeddings. Start it with `--embeddings`")
         async with self.use(fields["model"], None):
             vectors = [{"object": "embedding", "embedding": [0.1, 0.2], "index": 0}]
             usage = {"prompt_tokens": 1, "total_tokens": 1}
@@ -449,6 +483,9 @@ ROUTES: dict[tuple[str, str], Act] = {
     ("POST", "/api/generate"): OllamaStandin.generate,
     ("POST", "/api/chat"): OllamaStandin.chat,
     ("POST", "/api/embed"): OllamaStandin.embed,
+    ("POST", "/api/pull"): OllamaStandin.pull,
+    ("POST", "/api/push"): OllamaStandin.push,
+    ("DELETE", "/api/delete"): OllamaStandin.delete,
     ("GET", "/v1/models"): OllamaStandin.v1_models,
     ("POST", "/v1/chat/completions"): OllamaStandin.v1_chat,
     ("POST", "/v1/embeddings"): OllamaStandin.v1_embeddings,

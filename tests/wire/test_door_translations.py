@@ -58,7 +58,7 @@ ASKED = st.fixed_dictionaries(
 def test_whatever_an_ollama_client_asks_is_translated_or_refused(body: dict[str, object]) -> None:
     """R42, R47"""
     try:
-        ollama_request.check(body)
+        ollama_request.check(body, is_native=False)
         asked = [
             ollama_request.as_chat(body),
             ollama_request.as_completion(body),

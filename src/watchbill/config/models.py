@@ -238,10 +238,10 @@ class ModelTable(Table):
     )
     mmap: bool = Field(default=False, description="Map the file instead of reading it into memory.")
     embedding: bool = Field(default=False, description="Serves embeddings instead of chat.")
-    abilities: tuple[Literal["tools", "vision", "audio", "thinking"], ...] | None = Field(
+    abilities: tuple[Literal["tools", "vision", "audio", "thinking", "insert"], ...] | None = Field(
         default=None,
         strict=False,
-        description="What it can do beside text: tools, vision, audio, thinking, and nothing else of these; "
+        description="What it can do beside text: tools, vision, audio, thinking, insert, and nothing else of these; "
         "found out where that is possible otherwise.",
         examples=[["tools", "thinking"]],
     )

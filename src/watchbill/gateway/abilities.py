@@ -12,10 +12,12 @@ import msgspec
 
 from watchbill.catalog import Model
 from watchbill.errors import RequestError
+from watchbill.gateway.dialects.ollama.request import as_options
 from watchbill.gateway.forced_calls import ForcedCall, is_forced, with_calls_in_words
-from watchbill.gateway.modelfiles import ModelFiles
+from watchbill.gateway.modelfiles import Facts, ModelFiles
 from watchbill.gguf import Header
 from watchbill.runtime.driver import Driver
+from watchbill.runtime.library import Entry, Library
 from watchbill.runtime.ticket import Submission
 
 __all__ = ["Abilities", "Able", "Allowed", "has_audio", "has_image"]
@@ -31,7 +33,7 @@ _IMAGES = frozenset({"image_url", "input_image", "image"})
 _SOUNDS = frozenset({"input_audio"})
 #: Arguments that give llama.cpp another chat template than the file's.
 _TEMPLATES = ("--chat-template", "--jinja-template")
-_LISTED = ("completion", "embedding", "vision", "audio", "tools", "thinking")
+_LISTED = ("completion", "embedding", "vision", "audio", "tools", "thinking", "insert")
 _REFUSALS: dict[Ability, str] = {
     "completion": "{} makes embeddings and can neither chat nor complete; ask it at /v1/embeddings",
     "embedding": "{} makes no embeddings; ask a model that has `embedding = true` in the config",
@@ -48,6 +50,7 @@ class Able:
     tools: bool | None = None
     audio: bool | None = None
     thinking: bool | None = None
+    insert: bool | None = None  # fills in a text between two others
     is_llamacpp: bool = False  # hosted by our own, which forces calls by a grammar
 
     def listed(self) -> list[str]:
@@ -66,9 +69,10 @@ class Allowed(NamedTuple):
 class Abilities:
     """What each model of the catalog can do. Worked out once for each definition of a model."""
 
-    def __init__(self, driver: Driver, files: ModelFiles) -> None:
+    def __init__(self, driver: Driver, files: ModelFiles, library: Library | None = None) -> None:
         self._driver = driver
         self._files = files
+        self._library = library
         self._known: dict[str, tuple[Model, Able]] = {}
 
     async def of(self, model: Model) -> Able:
@@ -76,7 +80,10 @@ class Abilities:
         if (known := self._at_hand(model)) is not None:
             return known
         catalog = self._driver.catalog
-        able = _able(model, catalog.engines[model.engine].driver, (await self._files.facts(model)).header)
+        driver, facts = catalog.engines[model.engine].driver, await self._files.facts(model)
+        able = _able(model, driver, facts)
+        if driver == "ollama" and facts.abilities is None:
+            return able  # it did not answer, and may the next time
         if len(self._known) > len(catalog.models):  # models were renamed or removed
             self._known = {name: kept for name, kept in self._known.items() if name in catalog.models}
         self._known[model.name] = (model, able)
@@ -105,6 +112,8 @@ class Abilities:
 
         A call that must be made is forced where the model's template knows no tools and its engine can; one that
         need not be made is left to the engine. Tools are refused where the config says that the model has none."""
+        if self._library is not None and (entry := self._library.find(submission.model)) is not None:
+            chat = _dressed(chat, entry)
         model = self._model(submission)
         if model is None:
             return Allowed(submission, chat)  # the scheduler says so
@@ -137,6 +146,19 @@ def _checked(
     if able.vision is False:
         raise RequestError(f"{model.name} cannot see: the request has an image, and it takes only text")
     return msgspec.structs.replace(submission, exact=True)
+
+
+def _dressed(chat: Fields, entry: Entry) -> Fields:
+    """A chat or completion with what a name of the library brings, under the fields that it leaves open."""
+    told = as_options(entry.parameters) | chat
+    messages = chat.get("messages")
+    if not isinstance(messages, list) or not messages:
+        return told
+    listed = cast("list[object]", messages)
+    first = cast("Fields", listed[0]) if isinstance(listed[0], dict) else {}
+    is_own = not entry.system or first.get("role") in ("system", "developer")
+    system = [] if is_own else [{"role": "system", "content": entry.system}]
+    return {**told, "messages": [*system, *entry.messages, *listed]}
 
 
 def _in_words(chat: Fields) -> Fields:
@@ -176,12 +198,19 @@ def _has(messages: object, kinds: frozenset[str]) -> bool:
     return False
 
 
-def _able(model: Model, driver: str, header: Header | None) -> Able:
-    found = _found(model, driver, header)
+def _able(model: Model, driver: str, facts: Facts) -> Able:
+    told = facts.abilities
+    found = _found(model, driver, facts.header) if told is None else _told(told)
     if model.abilities is None or not found.completion:
         return found
-    declared = {name: name in model.abilities for name in ("tools", "vision", "audio", "thinking")}
+    declared = {name: name in model.abilities for name in ("tools", "vision", "audio", "thinking", "insert")}
     return replace(found, **declared)
+
+
+def _told(abilities: frozenset[str]) -> Able:
+    """What an Ollama says that a model can."""
+    can = {name: name in abilities for name in ("completion", "vision", "tools", "thinking", "insert")}
+    return Able(embedding=True if "embedding" in abilities else None, audio="audio" in abilities, **can)
 
 
 def _found(model: Model, driver: str, header: Header | None) -> Able:
@@ -198,6 +227,7 @@ def _found(model: Model, driver: str, header: Header | None) -> Able:
             tools=None if own is None else own.knows_tools,
             audio=None if sees else False,  # a projector may be one for sounds
             thinking=None if own is None else own.knows_thinking,
+            insert=True if header is not None and header.knows_insert else None,
             is_llamacpp=True,
         )
     return Able(completion=True, embedding=None, vision=sees or None)

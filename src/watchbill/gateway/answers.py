@@ -17,6 +17,7 @@ from watchbill.limits import RETRY_AFTER_S_MAX
 
 __all__ = [
     "EngineRefused",
+    "TooLong",
     "as_response",
     "code_of",
     "engine_error",
@@ -52,10 +53,10 @@ _TOO_LONG_CODE = "context_length_exceeded"
 _TOO_LONG_NAMES = frozenset({"exceed_context_size_error", _TOO_LONG_CODE})
 _TOO_LONG_WORDS = re.compile(
     r"maximum context length|exceeds the available context size|longer than the model's context length|"
-    r"exceeds? (?:the )?context (?:length|size|window)",
+    r"exceeds? (?:the )?context (?:length|size|window)|is too large to process",
     re.IGNORECASE,
 )
-_FIGURES = re.compile(r"\b\d{1,9}(?= tokens)|(?<=is )\d{1,9}\b")
+_FIGURES = re.compile(r"\b\d{1,9}(?= tokens)|(?<=is )\d{1,9}\b|(?<=size: )\d{1,9}\b")
 #: Statuses after which a client may try again by itself.
 _RETRYABLE = frozenset({429, 503, 507})
 

@@ -18,8 +18,9 @@ from watchbill.gateway.dialects.batches.anthropic import AnthropicResults, Messa
 from watchbill.gateway.dialects.batches.files import FilesApi
 from watchbill.gateway.dialects.batches.lines import DriverModels, LineCalls
 from watchbill.gateway.dialects.batches.openai import BatchesApi, OpenAiResults
-from watchbill.gateway.dialects.ollama.admin import OllamaAdmin
 from watchbill.gateway.dialects.ollama.api import OllamaApi
+from watchbill.gateway.dialects.ollama.library import LibraryApi
+from watchbill.gateway.dialects.ollama.pulling import Pulling
 from watchbill.gateway.dialects.openai import OpenAiApi
 from watchbill.gateway.dialects.responses.api import ResponsesApi
 from watchbill.gateway.http.connection import Handle
@@ -34,6 +35,7 @@ from watchbill.gateway.routes import Routes
 from watchbill.gateway.services import Handler, Services
 from watchbill.metrics import Metrics
 from watchbill.runtime.driver import Driver
+from watchbill.runtime.library import Library
 
 __all__ = ["Gateway", "Route"]
 
@@ -44,8 +46,6 @@ LANE_PREFIX = "/lane/{lane}"
 #: Addresses of engines that have them; nothing in them is ours.
 PASSED = ("/v1/rerank", "/rerank", "/v1/audio/speech", "/v1/images/generations")
 PASSED_FORMS = ("/v1/audio/transcriptions", "/v1/audio/translations")
-#: What only Ollama can do with its models.
-FORWARDED = ("/api/pull", "/api/create", "/api/copy", "/api/push")
 #: A stream without an end; there is nothing to say about it without its body.
 EVENTS = "/wb/v1/events"
 
@@ -63,8 +63,11 @@ class Gateway(Services):
         metrics: Metrics | None = None,
         responses: Path | None = None,
         batches: Batches | None = None,
+        library: Library | None = None,
     ) -> None:
-        super().__init__(driver, server, upstream or Upstream(), access_log=access_log, metrics=metrics)
+        super().__init__(
+            driver, server, upstream or Upstream(), access_log=access_log, metrics=metrics, library=library
+        )
         self._owns_upstream = upstream is None
         self._native = NativeApi(self)
         self._maintenance, self._loans, self._doors = MaintenanceApi(self), LoansApi(self), DoorsApi(self)
@@ -77,7 +80,8 @@ class Gateway(Services):
         self._files, self._batches = FilesApi(self, batches), BatchesApi(self, batches)
         self._message_batches = MessageBatchesApi(self, batches)
         self._ollama = OllamaApi(self)
-        self._ollama_admin = OllamaAdmin(self)
+        self._pulling = Pulling(self)
+        self._library_api = LibraryApi(self, self._pulling)
         self._passthrough = PassthroughApi(self)
         self._served = self._serve_all()
         #: Answers a request, whatever its address.
@@ -174,8 +178,21 @@ class Gateway(Services):
             ("POST", "/api/chat", Access.KEY, api.chat),
             ("POST", "/api/embed", Access.KEY, api.embed),
             ("POST", "/api/embeddings", Access.KEY, api.embeddings),
-            *(("POST", path, Access.ADMIN, self._ollama_admin.at(path)) for path in FORWARDED),
-            ("DELETE", "/api/delete", Access.ADMIN, self._ollama_admin.at("/api/delete")),
+            ("GET", "/api/status", Access.KEY, api.status),
+            *self._library_addresses(),
+        ]
+
+    def _library_addresses(self) -> list[Route]:
+        """What changes the names and files of models."""
+        names, pulling = self._library_api, self._pulling
+        return [
+            ("POST", "/api/pull", Access.ADMIN, pulling.pull),
+            ("POST", "/api/push", Access.ADMIN, pulling.push),
+            ("POST", "/api/copy", Access.ADMIN, names.copy),
+            ("POST", "/api/create", Access.ADMIN, names.create),
+            ("DELETE", "/api/delete", Access.ADMIN, names.delete),
+            ("POST", "/api/blobs/{digest}", Access.ADMIN, names.put_blob),
+            ("HEAD", "/api/blobs/{digest}", Access.ADMIN, names.has_blob),
         ]
 
     def _kept_addresses(self) -> list[Route]:

@@ -20,6 +20,7 @@ from watchbill.gateway.abilities import Abilities
 from watchbill.gateway.access import Access, Guard
 from watchbill.gateway.access_log import AccessLog
 from watchbill.gateway.answers import let_go
+from watchbill.gateway.behind import Behind
 from watchbill.gateway.body import Bodies
 from watchbill.gateway.capture import Capturing
 from watchbill.gateway.charging import Charging
@@ -35,6 +36,7 @@ from watchbill.gateway.request_context import RequestContext
 from watchbill.gateway.unloading import Unloading
 from watchbill.metrics import Metrics
 from watchbill.runtime.driver import Driver
+from watchbill.runtime.library import Library
 from watchbill.steps import Shares
 
 __all__ = ["Handler", "Services"]
@@ -56,6 +58,7 @@ class Services:
         *,
         access_log: Callable[[str], None] | None = None,
         metrics: Metrics | None = None,
+        library: Library | None = None,
     ) -> None:
         self.driver = driver
         self.upstream = upstream
@@ -69,8 +72,11 @@ class Services:
         self.caller_options = CallerOptions()
         self.doors = Doors()
         self.meters = Meters(time.monotonic)
-        self.files = ModelFiles(datetime.now(UTC))
-        self.abilities = Abilities(driver, self.files)
+        self.behind = Behind(upstream)
+        self.files = ModelFiles(datetime.now(UTC), self.behind, lambda: driver.catalog)
+        #: Names that callers made; None where there is no folder for them.
+        self.library = library
+        self.abilities = Abilities(driver, self.files, library)
         self.capturing = Capturing()
         self.charging = Charging(driver.tiers)
         self.unloading = Unloading(driver, time.monotonic)

@@ -4,6 +4,7 @@ An answer to many texts has millions of numbers, and a decoder that only passes 
 64 MiB. So the vectors are cut out first. What is left is small, and has the bounds of every other answer of an engine.
 """
 
+import math
 import re
 
 import msgspec
@@ -13,7 +14,7 @@ from watchbill.errors import EngineFailed
 from watchbill.limits import JSON_VALUES_MAX, VECTOR_BYTES_MAX, VECTORS_OUTLINE_BYTES_MAX
 from watchbill.steps import Steps, join
 
-__all__ = ["Vectors", "read_vectors", "write_vectors"]
+__all__ = ["Vectors", "cut_vectors", "read_vectors", "write_vectors"]
 
 #: A list of numbers and nothing else.
 _NUMBERS = re.compile(rb"\[[-+.0-9eE,\s]{1,%d}+\]" % VECTOR_BYTES_MAX)
@@ -37,6 +38,7 @@ class _Outline(msgspec.Struct):
 
 _encode = msgspec.json.Encoder().encode
 _decode = json_decoder(_Outline).decode
+_decode_numbers = json_decoder(list[float]).decode
 
 
 def read_vectors(body: bytes) -> Steps[Vectors]:
@@ -49,6 +51,20 @@ def read_vectors(body: bytes) -> Steps[Vectors]:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise EngineFailed(f"the engine's answer has no embeddings: {error}") from None
     return Vectors([_vector(bytes(row.embedding), vectors) for row in told.data], told.usage or {})
+
+
+def cut_vectors(vectors: list[bytes], dimensions: int) -> Steps[list[bytes]]:
+    """The first dimensions of each vector, of length one again, in steps. Raises EngineFailed."""
+    cut: list[bytes] = []
+    for vector in vectors:
+        try:
+            numbers = _decode_numbers(vector)[:dimensions]
+        except msgspec.DecodeError as error:
+            raise EngineFailed(f"the engine's embedding is no list of numbers: {error}") from None
+        length = math.sqrt(math.fsum(number * number for number in numbers)) or 1.0
+        cut.append(_encode([number / length for number in numbers]))
+        yield
+    return cut
 
 
 async def write_vectors(fields: dict[str, object], vectors: list[bytes]) -> bytes:

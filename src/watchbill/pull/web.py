@@ -18,7 +18,7 @@ from watchbill.errors import NameRefused, PullFailed
 from watchbill.names import header_text
 from watchbill.pull.landing import Landing, Part
 
-__all__ = ["fetch", "file_name"]
+__all__ = ["NoSuchFile", "fetch", "file_name", "read"]
 
 _CONTENT_RANGE = re.compile(r"bytes (?:(\d+)-\d+|\*)/(\d+|\*)")
 _SHA256 = re.compile(r'"?([0-9a-f]{64})"?')
@@ -42,6 +42,28 @@ def file_name(url: str) -> str:
     if not parts.hostname or not name or len(url) > limits.PULL_URL_CHARS_MAX:
         raise NameRefused(f"{header_text(url)!r} does not end in the name of a file")
     return name
+
+
+class NoSuchFile(PullFailed):
+    """The server has no such file."""
+
+
+def read(url: str, accept: str, bytes_max: int) -> bytes:
+    """A small answer, whole. Raises NoSuchFile for 404, PullFailed for every other failure."""
+    headers = {"User-Agent": f"watchbill/{__version__}", "Accept-Encoding": "identity", "Accept": accept}
+    request = urllib.request.Request(url, headers=headers)
+    try:
+        with _opener(_Redirects()).open(request, timeout=limits.PULL_SILENCE_S) as answer:
+            text = answer.read(bytes_max + 1)
+    except urllib.error.HTTPError as refusal:
+        with refusal:
+            kind = NoSuchFile if refusal.code == http.HTTPStatus.NOT_FOUND else PullFailed
+            raise kind(f"{header_text(url)}: the server answers {refusal.code}") from refusal
+    except (urllib.error.URLError, TimeoutError, ConnectionError, http.client.HTTPException) as error:
+        raise PullFailed(f"{header_text(url)}: {header_text(str(error))}") from error
+    if len(text) > bytes_max:
+        raise PullFailed(f"{header_text(url)}: more than {bytes_max:,} bytes")
+    return text
 
 
 def fetch(url: str, landing: Landing) -> None:

@@ -114,6 +114,7 @@ class OpenAiApi:
     async def models(self, context: RequestContext) -> Response:
         """GET /v1/models, for OpenAI's clients and for Anthropic's, who have it at the same address."""
         models = self._gateway.driver.catalog.offered
+        await self._gateway.files.refresh()
         names, listed = list(models), await self._gateway.shares.each(models.values(), self._describe)
         ends = {"first_id": names[0], "last_id": names[-1]} if names else {}
         return json_response({"object": "list", "data": listed, "has_more": False, **ends}, context.lines())

@@ -2,8 +2,8 @@
 
 Engines generate through their OpenAI API, and their answers are translated; an Ollama behind Watchbill is asked in
 Ollama's dialect, and its answers pass unchanged. Streams are the default. `keep_alive: 0` unloads the model when no
-other caller uses it; every other `keep_alive` is a hint to the scheduler. What only Ollama itself can do (pull, create,
-copy, push, delete) is forwarded to one that the config names, for callers with admin rights.
+other caller uses it; every other `keep_alive` is a hint to the scheduler. A chat that is too long loses its oldest
+turns, a text to embed its end, unless the client forbids it. What changes models is in `library`.
 """
 
 from typing import TYPE_CHECKING, cast
@@ -11,24 +11,35 @@ from typing import TYPE_CHECKING, cast
 import msgspec
 
 from watchbill.catalog import Model
+from watchbill.engines.statuses import Said
 from watchbill.engines.upstream import Outgoing
-from watchbill.errors import ModelNotFound, RequestError, TheirsError
-from watchbill.gateway.answers import json_response
+from watchbill.errors import ModelNotFound, NotOffered, RequestError, TheirsError
+from watchbill.gateway.answers import EngineRefused, json_response
 from watchbill.gateway.assemble import Assembly
 from watchbill.gateway.body import JsonSender, encode
 from watchbill.gateway.dialects.ollama import request, response
+from watchbill.gateway.dialects.ollama.context import read_context
 from watchbill.gateway.dialects.ollama.models import list_item, loaded_item, shown
-from watchbill.gateway.dialects.ollama.response import Passed, Telling, Translated, Translation
+from watchbill.gateway.dialects.ollama.names import Found, asked_name, find
+from watchbill.gateway.dialects.ollama.response import (
+    InfillCollector,
+    InfillReader,
+    Passed,
+    Telling,
+    Translated,
+    Translation,
+)
+from watchbill.gateway.dialects.ollama.shortening import Shortening, shorter_texts
 from watchbill.gateway.fallback import Fallback
 from watchbill.gateway.http.messages import Answer, Response
 from watchbill.gateway.model_calls import Fields, ModelCalls, Sender
-from watchbill.gateway.options import split_alias
 from watchbill.gateway.relay import Collector
 from watchbill.gateway.request_context import RequestContext
 from watchbill.gateway.stream import Out
 from watchbill.gateway.unloading import Kept
-from watchbill.gateway.vectors import write_vectors
+from watchbill.gateway.vectors import Vectors, cut_vectors, write_vectors
 from watchbill.gateway.wire import line
+from watchbill.limits import SHORTENINGS_MAX
 from watchbill.runtime.ticket import Start, Submission
 
 if TYPE_CHECKING:
@@ -37,7 +48,7 @@ if TYPE_CHECKING:
 __all__ = ["OllamaApi"]
 
 #: The version of Ollama whose API this is; apps compare it before they use a feature.
-API_VERSION = "0.12.6"
+API_VERSION = "0.32.0"
 _JSON = "application/json; charset=utf-8"
 _TEXT = "text/plain; charset=utf-8"
 _FOR_BROWSERS = (
@@ -64,18 +75,32 @@ class OllamaApi:
         """GET /api/version."""
         return json_response({"version": API_VERSION}, context.lines(), content_type=_JSON)
 
-    async def tags(self, context: RequestContext) -> Response:
-        """GET /api/tags: every model."""
-        models = self._gateway.driver.catalog.offered.values()
-        listed = await self._gateway.shares.each(models, self._list_item)
-        return json_response({"models": listed}, context.lines(), content_type=_JSON)
+    async def status(self, context: RequestContext) -> Response:
+        """GET /api/status: whether models run at ollama.com; here never."""
+        told = {"cloud": {"disabled": True, "source": "none"}}
+        return json_response(told, context.lines(), content_type=_JSON)
 
-    async def _list_item(self, model: Model) -> Fields:
-        return list_item(model, await self._gateway.files.facts(model), await self._capabilities(model))
+    async def tags(self, context: RequestContext) -> Response:
+        """GET /api/tags: every model, under the names of the config and of the library."""
+        catalog, library = self._gateway.driver.catalog, self._gateway.library
+        listed = [Found(model, library and library.find(name)) for name, model in catalog.offered.items()]
+        for entry in library.entries() if library is not None else ():
+            model = catalog.find_model(entry.name)
+            if model is not None and model.name != entry.name:
+                listed.append(Found(model, entry))
+        await self._gateway.files.refresh()
+        told = await self._gateway.shares.each(listed, self._list_item)
+        return json_response({"models": told}, context.lines(), content_type=_JSON)
+
+    async def _list_item(self, found: Found) -> Fields:
+        model, entry = found
+        facts, can = await self._gateway.files.facts(model), await self._capabilities(model)
+        return list_item(model.name if entry is None else entry.name, model, facts, can, entry)
 
     async def ps(self, context: RequestContext) -> Response:
         """GET /api/ps: what is in memory."""
         models = self._gateway.driver.catalog.offered.values()
+        await self._gateway.files.refresh()
         listed = await self._gateway.shares.each(models, self._loaded_item)
         return json_response(
             {"models": [item for item in listed if item is not None]}, context.lines(), content_type=_JSON
@@ -88,10 +113,17 @@ class OllamaApi:
     async def show(self, context: RequestContext) -> Response:
         """POST /api/show: one model in detail."""
         body = await self._body(context)
-        body.setdefault("model", body.get("name"))
-        model = self._find(body)
-        facts, can = await self._gateway.files.facts(model), await self._capabilities(model)
-        return json_response(shown(model, facts, can), context.lines(), content_type=_JSON)
+        name = asked_name(body)
+        if not name:
+            raise RequestError("model is required")
+        model, entry = find(self._gateway, name)
+        gateway = self._gateway
+        theirs = await gateway.behind.shown(
+            model, gateway.driver.catalog, verbose=body.get("verbose") is True
+        )
+        facts, can = await gateway.files.facts(model), await self._capabilities(model)
+        told = shown(model.name if entry is None else entry.name, model, facts, can, entry, theirs=theirs)
+        return json_response(told, context.lines(), content_type=_JSON)
 
     async def _capabilities(self, model: Model) -> list[str]:
         return (await self._gateway.abilities.of(model)).listed()
@@ -107,20 +139,59 @@ class OllamaApi:
         return await self._answer(context, "/api/chat", chat=True)
 
     async def _answer(self, context: RequestContext, path: str, *, chat: bool) -> Answer:
-        body = await self._body(context)
-        model = self._find(body)
-        request.check(body)
+        gateway, body = self._gateway, await self._body(context)
+        model, entry = self._find(context, body, is_required=chat)
+        request.check(body, is_native=_is_ollama(gateway, model))
+        body = request.dressed(body, entry, chat=chat)
         telling = Telling(str(body["model"]), chat, thoughts=body.get("think") is not False)
-        submission = self._gateway.caller_options.submission(context, body, self._gateway.driver.catalog)
+        submission = self._submission(context, body, model)
         leaves = submission.keep_alive_ms == 0
         if request.is_load_only(body, chat=chat):
             return await self._load_only(context, submission, telling, model, leaves=leaves)
-        said = body.get("messages") if chat else [{"images": body.get("images")}]
-        submission = await self._gateway.abilities.check(submission, "completion", said)
-        asking = _Asking(self._gateway, path, body, telling)
-        if body.get("stream") is False:
+        submission = await self._allow(submission, body, model, chat=chat)
+        telling.turns = (
+            None if chat or body.get("raw") or body.get("suffix") else _turns(body, model, gateway)
+        )
+        telling.note = await self._not_as_asked(body, model)
+        shortening = Shortening(body) if chat and body.get("truncate") is not False else None
+        while True:
+            asking = _Asking(gateway, path, body, telling, model)
+            try:
+                return await self._ask(context, submission, asking)
+            except EngineRefused as error:
+                if body.get("suffix") and error.said is Said.LACKS:
+                    raise RequestError(f'"{telling.model}" does not support insert') from None
+                shorter = None if shortening is None else shortening.shorter(error)
+                if shorter is None:
+                    raise
+                body = shorter
+
+    async def _ask(self, context: RequestContext, submission: Submission, asking: "_Asking") -> Answer:
+        if asking.is_whole:
             return await self._collect(context, submission, asking)
         return await self._calls.stream(context, submission, asking.send, LinesOut(context, asking))
+
+    async def _allow(self, submission: Submission, body: Fields, model: Model, *, chat: bool) -> Submission:
+        """Raises RequestError for what the model surely cannot do."""
+        said = body.get("messages") if chat else [{"images": body.get("images")}]
+        submission = await self._gateway.abilities.check(submission, "completion", said)
+        able = await self._gateway.abilities.of(model)
+        for ability, is_asked, is_able in (
+            ("tools", bool(body.get("tools")), able.tools),
+            ("thinking", bool(body.get("think")), able.thinking),
+            ("insert", bool(body.get("suffix")), able.insert),
+        ):
+            if is_asked and is_able is False:
+                raise RequestError(f'"{body["model"]}" does not support {ability}')
+        return submission
+
+    async def _not_as_asked(self, body: Fields, model: Model) -> Fields:
+        """What the answer's last object says of a larger context than there is."""
+        asked = request.options_of(body).get("num_ctx")
+        if not isinstance(asked, int | float):
+            return {}
+        context = (await self._gateway.files.facts(model)).context(model)
+        return {"num_ctx": context} if asked > context else {}
 
     async def _collect(self, context: RequestContext, submission: Submission, asking: "_Asking") -> Answer:
         answer = await self._calls.collect(context, submission, asking.send, asking.collector)
@@ -154,11 +225,12 @@ class OllamaApi:
         """POST /api/embed: a vector for each text."""
         body = await self._body(context)
         telling = Telling(str(body.get("model")), chat=False)
-        given = body.get("input", "")
+        given = body.get("input") or ""
         texts = cast("list[object]", given) if isinstance(given, list) else [given] if given else []
         if not all(isinstance(text, str) for text in texts):
             raise RequestError("input must be a text or a list of texts")
-        vectors, usage = await self._embed(context, body, texts, telling)
+        model, _ = self._find(context, body, is_required=False)
+        vectors, usage = await self._embed(context, body, cast("list[str]", texts), telling, model)
         durations = telling.durations(usage, None)
         kept = {name: durations[name] for name in ("total_duration", "load_duration", "prompt_eval_count")}
         told = await write_vectors({"model": telling.model, **kept}, vectors)
@@ -172,26 +244,30 @@ class OllamaApi:
         if not isinstance(prompt, str):
             raise RequestError("prompt must be a text")
         telling = Telling(str(body.get("model")), chat=False)
-        vectors, _ = await self._embed(context, body, [prompt] if prompt else [], telling)
+        model, _ = self._find(context, body, is_required=True)
+        vectors, _ = await self._embed(context, body, [prompt] if prompt else [], telling, model)
         vector = msgspec.Raw(vectors[0] if vectors else b"[]")
         return json_response({"embedding": vector}, context.lines(), content_type=_JSON)
 
     async def _embed(
-        self, context: RequestContext, body: Fields, texts: list[object], telling: Telling
+        self, context: RequestContext, body: Fields, texts: list[str], telling: Telling, model: Model
     ) -> tuple[list[bytes], Fields]:
-        model = self._find(body)
-        request.check(body)
-        submission = self._gateway.caller_options.submission(context, body, self._gateway.driver.catalog)
+        request.check(body, is_native=True)
+        dimensions = body.get("dimensions")
+        if not isinstance(dimensions, int | None) or isinstance(dimensions, bool):
+            raise RequestError("dimensions must be a whole number")
+        submission = self._submission(context, body, model)
+        if (await self._gateway.abilities.of(model)).embedding is False:
+            raise NotOffered(
+                f"{model.name} makes no embeddings; ask a model that lists embedding at /api/tags"
+            )
         vectors: list[bytes] = []
         usage: Fields = {}
-        submission = await self._gateway.abilities.check(submission, "embedding")
         if texts:
-            asked: Fields = {"model": body["model"], "input": texts}
-            if body.get("dimensions") is not None:
-                asked["dimensions"] = body["dimensions"]
-            whole = await self._calls.fetch(context, submission, JsonSender(asked, "/v1/embeddings"))
-            found = await self._gateway.shares.do(whole.vectors())
+            found = await self._vectors(context, submission, texts, cuts=body.get("truncate") is not False)
             vectors, usage = found.embeddings, found.usage
+            if dimensions is not None and dimensions > 0:
+                vectors = await self._gateway.shares.do(cut_vectors(vectors, dimensions))
         elif submission.keep_alive_ms == 0:
             self._gateway.unloading.begin(model, context.key)
         else:
@@ -200,36 +276,81 @@ class OllamaApi:
             telling.load_ms = context.start.load_ms
         return vectors, usage
 
+    async def _vectors(
+        self, context: RequestContext, submission: Submission, texts: list[str], *, cuts: bool
+    ) -> Vectors:
+        """The engine's vectors. A text that is longer than the model takes is cut, unless that is forbidden."""
+        for _ in range(SHORTENINGS_MAX):
+            asked: Fields = {"model": submission.model, "input": texts}
+            try:
+                whole = await self._calls.fetch(context, submission, JsonSender(asked, "/v1/embeddings"))
+                return await self._gateway.shares.do(whole.vectors())
+            except EngineRefused as error:
+                if not cuts or error.too_long is None:
+                    raise
+                texts = shorter_texts(texts, error.too_long)
+        raise RequestError("a text to embed is longer than the model takes, and could not be cut")
+
     # ------------------------------------------------------------------ reading
 
     async def _body(self, context: RequestContext) -> Fields:
         return await self._gateway.bodies.read_object(context)
 
-    def _find(self, body: Fields) -> Model:
+    def _find(self, context: RequestContext, body: Fields, *, is_required: bool) -> Found:
+        """The model of a request. Ollama says in two ways that none is named; clients know both."""
         name = body.get("model")
-        if not isinstance(name, str) or not name:
-            raise RequestError("model is required")
+        if not isinstance(name, str | None):
+            raise RequestError("model must be a text")
+        if not name and (assumed := context.request.door.model):
+            name = body["model"] = assumed
+        if not name:
+            raise RequestError("model is required") if is_required else ModelNotFound("model '' not found")
+        return find(self._gateway, name)
+
+    def _submission(self, context: RequestContext, body: Fields, model: Model) -> Submission:
+        """The submission of a request, for the model itself: the name may be one that only this door knows."""
         catalog = self._gateway.driver.catalog
-        model = catalog.find_model(split_alias(name, catalog)[0])
-        if model is None:
-            raise ModelNotFound(f'model "{name[:200]}" not found, try pulling it first')
-        return model
+        submission = self._gateway.caller_options.submission(context, body, catalog)
+        return msgspec.structs.replace(submission, model=model.name)
+
+
+def _is_ollama(gateway: "Services", model: Model) -> bool:
+    return gateway.driver.catalog.engines[model.engine].driver == "ollama"
+
+
+def _turns(body: Fields, model: Model, gateway: "Services") -> list[tuple[str, str]] | None:
+    """The conversation so far, which the answer hands back; None where an Ollama keeps it."""
+    if _is_ollama(gateway, model):
+        return None
+    turns = read_context(body.get("context"))
+    system = body.get("system")
+    if isinstance(system, str) and system:
+        turns = [("system", system), *(turn for turn in turns if turn[0] != "system")]
+    return [*turns, ("user", str(body.get("prompt") or ""))]
 
 
 class _Asking:
-    """One request on its way: in OpenAI's words, or in Ollama's own to an Ollama."""
+    """One request on its way: in OpenAI's words, in llama.cpp's for a text to fill in, or in Ollama's own."""
 
-    def __init__(self, gateway: "Services", path: str, body: Fields, telling: Telling) -> None:
+    def __init__(self, gateway: "Services", path: str, body: Fields, telling: Telling, model: Model) -> None:
         self._catalog = gateway.driver.catalog
         self._path = path
         self._body = body
         self.telling = telling
+        self.is_whole = body.get("stream") is False  # the client wants one object
         self.passes = False  # whether the engine speaks Ollama's own words
         self.chat = telling.chat or not (body.get("raw") or body.get("suffix"))
+        is_llamacpp = self._catalog.engines[model.engine].driver == "llamacpp"
+        self._fills_in = bool(body.get("suffix")) and not self.chat and is_llamacpp
+        self._send = None if _is_ollama(gateway, model) else self._sender()
+
+    def _sender(self) -> JsonSender:
+        """The request in an engine's words. Raises RequestError for what cannot be put into them."""
         if self.chat:
-            self._send = JsonSender(request.as_chat(body), "/v1/chat/completions")
-        else:
-            self._send = JsonSender(request.as_completion(body), "/v1/completions")
+            return JsonSender(request.as_chat(self._body), "/v1/chat/completions")
+        if self._fills_in:
+            return JsonSender(request.as_infill(self._body), "/infill")
+        return JsonSender(request.as_completion(self._body), "/v1/completions")
 
     @property
     def send(self) -> Sender:
@@ -238,12 +359,14 @@ class _Asking:
 
     def translation(self) -> Translation:
         """How this engine's stream becomes lines."""
-        return Passed(self.telling) if self.passes else Translated(self.telling)
+        if self.passes:
+            return Passed(self.telling)
+        return Translated(self.telling, InfillReader() if self._fills_in else None)
 
     def collector(self) -> Collector:
         """How this engine's stream becomes one answer; asked for when its first piece is there."""
         self.telling.mark_first()
-        return Assembly(chat=self.chat)
+        return InfillCollector() if self._fills_in else Assembly(chat=self.chat)
 
     def _choose(self, start: Start) -> Outgoing:
         self.telling.load_ms = start.load_ms
@@ -251,10 +374,11 @@ class _Asking:
         model = self._catalog.models.get(start.model)
         rules = self._catalog.engines.get(model.engine) if model else None
         self.passes = rules is not None and rules.driver == "ollama"
-        if not self.passes:
+        if model is None or not self.passes:
+            self._send = self._send or self._sender()
             return self._send(start)
-        body = request.for_ollama(self._body, stream=self._body.get("stream") is not False)
-        body["model"] = start.endpoint.upstream_model or body["model"]
+        body = request.for_ollama(self._body, stream=not self.is_whole)
+        body["model"] = start.endpoint.upstream_model or model.source or model.name
         return Outgoing(start.endpoint, "POST", self._path, encode(body))
 
 

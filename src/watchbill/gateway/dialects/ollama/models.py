@@ -1,14 +1,16 @@
 """Models as Ollama lists them: tags, those in memory, and one in detail.
 
-Answers from the catalog, the driver's state and the headers of model files. Never touches an engine, so that a
-list resets no idle timer.
+Answers from the catalog, the library, the driver's state and the headers of model files; for a model of an Ollama
+behind us, from what that says of it. Never touches an engine, so that a list resets no idle timer.
 """
 
 from datetime import UTC, datetime, timedelta
+from typing import cast
 
 from watchbill.catalog import Model
 from watchbill.gateway.modelfiles import Facts
 from watchbill.gguf import Header
+from watchbill.runtime.library import Entry
 from watchbill.runtime.views import Resident
 
 __all__ = ["list_item", "loaded_item", "shown", "tagged"]
@@ -31,15 +33,15 @@ def tagged(name: str) -> str:
     return name if ":" in name.rpartition("/")[2] else f"{name}:latest"
 
 
-def list_item(model: Model, facts: Facts, capabilities: list[str]) -> Fields:
-    """An item of /api/tags."""
-    details = _details(facts.header)
+def list_item(name: str, model: Model, facts: Facts, capabilities: list[str], entry: Entry | None) -> Fields:
+    """An item of /api/tags: a model under one of its names."""
+    details = _details(facts)
     details["context_length"] = facts.context(model)
-    details["embedding_length"] = facts.header.n_embd if facts.header else 0
+    details.setdefault("embedding_length", facts.header.n_embd if facts.header else 0)
     return {
-        "name": tagged(model.name),
-        "model": tagged(model.name),
-        "modified_at": _text(facts.modified_at),
+        "name": tagged(name),
+        "model": tagged(name),
+        "modified_at": _text(_modified(facts, entry)),
         "size": facts.size,
         "digest": facts.digest,
         "details": details,
@@ -56,28 +58,67 @@ def loaded_item(model: Model, facts: Facts, resident: Resident) -> Fields:
         "model": tagged(model.name),
         "size": sum(resident.memory.values()),
         "digest": facts.digest,
-        "details": _details(facts.header),
+        "details": _details(facts),
         "expires_at": expires,
         "size_vram": sum(size for device, size in resident.memory.items() if device.startswith("gpu:")),
         "context_length": facts.context(model),
     }
 
 
-def shown(model: Model, facts: Facts, capabilities: list[str]) -> Fields:
-    """The answer of /api/show. Templates and tensors belong to the engine and are left empty."""
-    return {
-        "modelfile": f"# served by Watchbill\nFROM {model.name}\n",
-        "parameters": f"num_ctx                        {facts.context(model)}",
-        "template": "",
-        "details": _details(facts.header),
+def shown(
+    name: str,
+    model: Model,
+    facts: Facts,
+    capabilities: list[str],
+    entry: Entry | None,
+    *,
+    theirs: Fields | None = None,
+) -> Fields:
+    """The answer of /api/show; `theirs` is that of the Ollama which keeps the model. Templates and tensors belong to
+    the engine and are left empty."""
+    lines = _parameters_of(model, facts, entry)
+    told: Fields = {
+        "modelfile": _modelfile(name, model, entry),
+        "parameters": "\n".join(f"{key:<30} {value}" for key, value in lines),
+        "template": entry.template if entry is not None else "",
+        "details": _details(facts),
         "model_info": _info(facts.header),
         "tensors": [],
+        **(theirs or {}),
         "capabilities": capabilities,
-        "modified_at": _text(facts.modified_at),
+        "modified_at": _text(_modified(facts, entry)),
     }
+    if entry is not None:
+        beside = {"system": entry.system, "license": entry.license, "messages": entry.messages}
+        told |= {key: value for key, value in beside.items() if value}
+    return told
 
 
-def _details(header: Header | None) -> Fields:
+def _parameters_of(model: Model, facts: Facts, entry: Entry | None) -> list[tuple[str, str]]:
+    lines = [("num_ctx", str(facts.context(model)))]
+    for key, value in (entry.parameters if entry is not None else {}).items():
+        for each in cast("list[object]", value) if isinstance(value, list) else [value]:
+            lines.append((key, f'"{each}"' if isinstance(each, str) else str(each)))
+    return lines
+
+
+def _modelfile(name: str, model: Model, entry: Entry | None) -> str:
+    """How the name could be made again. Paths of files are nobody's business."""
+    lines = ["# Modelfile of Watchbill", f"# FROM {tagged(name)}", "", f"FROM {model.name}"]
+    if entry is not None:
+        lines += [f'SYSTEM """{entry.system}"""'] if entry.system else []
+        lines += [f"PARAMETER {key} {value}" for key, value in entry.parameters.items()]
+    return "\n".join([*lines, ""])
+
+
+def _modified(facts: Facts, entry: Entry | None) -> datetime:
+    return facts.modified_at if entry is None else datetime.fromtimestamp(entry.modified_s, UTC)
+
+
+def _details(facts: Facts) -> Fields:
+    if facts.details:
+        return dict(facts.details)
+    header = facts.header
     family = header.architecture if header else ""
     return {
         "parent_model": "",

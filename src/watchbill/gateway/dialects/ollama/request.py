@@ -5,21 +5,36 @@ and its kin) are always taken out: in Ollama each of them reloads the model, and
 would reload it again and again. Unknown fields go through.
 """
 
+import base64
+import binascii
+import re
 from typing import cast
 
 from watchbill.errors import RequestError
 from watchbill.gateway.body import encode
+from watchbill.gateway.dialects.ollama.context import read_context
 from watchbill.gateway.options import Range, check_ranges
-from watchbill.limits import CONTEXT_TOKENS_MAX, THREADS_MAX
+from watchbill.limits import CONTEXT_TOKENS_MAX, SMALL_BODY_BYTES_MAX, THREADS_MAX
+from watchbill.runtime.library import Entry
 
-__all__ = ["as_chat", "as_completion", "check", "for_ollama", "is_load_only"]
+__all__ = [
+    "as_chat",
+    "as_completion",
+    "as_infill",
+    "as_options",
+    "check",
+    "dressed",
+    "for_ollama",
+    "is_load_only",
+    "options_of",
+]
 
 Fields = dict[str, object]
 
 #: Options that make Ollama load a model anew when they differ from those it was loaded with.
 _RUNNER = frozenset({
     "num_ctx", "num_batch", "num_gpu", "main_gpu", "num_thread", "use_mmap", "use_mlock", "low_vram", "numa",
-    "vocab_only", "f16_kv", "logits_all",
+    "vocab_only", "f16_kv", "logits_all", "embedding_only",
 })  # fmt: skip
 _RENAMED = {"num_predict": "max_tokens", "num_keep": "n_keep"}
 #: Of no meaning to any engine but an old Ollama.
@@ -32,28 +47,93 @@ _RANGES = {
 #: Fields with a meaning of their own; every other one goes through.
 _KNOWN = frozenset({
     "model", "prompt", "suffix", "images", "system", "template", "context", "stream", "raw", "format", "options",
-    "think", "messages", "tools", "truncate", "shift", "keep_alive",
+    "think", "messages", "tools", "truncate", "shift", "keep_alive", "name", "logprobs", "top_logprobs",
 })  # fmt: skip
+_THINK = ("low", "medium", "high", "max")
+_KINDS: dict[str, tuple[type | tuple[type, ...], str]] = {
+    "stream": (bool, "true or false"), "raw": (bool, "true or false"), "truncate": (bool, "true or false"),
+    "shift": (bool, "true or false"), "logprobs": (bool, "true or false"), "prompt": (str, "a text"),
+    "system": (str, "a text"), "suffix": (str, "a text"), "template": (str, "a text"), "options": (dict, "an object"),
+    "messages": (list, "a list"), "tools": (list, "a list"), "images": (list, "a list"),
+}  # fmt: skip
+#: A duration as Go writes it: "1h30m", "-1s", "0".
+_SPAN = re.compile(r"[-+]?(?:0|(?:\d+(?:\.\d*)?(?:ns|us|µs|ms|s|m|h))+)")
+_TOP_LOGPROBS_MAX = 20
+#: Of models that draw.
+_IMAGE_SIZES = frozenset({"width", "height", "steps"})
 #: The first bytes of an image in base64, and what it is.
 _IMAGES = (("/9j/", "jpeg"), ("iVBOR", "png"), ("R0lG", "gif"), ("UklGR", "webp"))
 
 
-def check(body: Fields) -> None:
-    """Raises RequestError for fields of the wrong kind and numbers out of range."""
-    stream, think = body.get("stream"), body.get("think")
-    if stream is not None and not isinstance(stream, bool):
-        raise RequestError("stream must be true or false")
-    if think is not None and not isinstance(think, bool) and think not in ("low", "medium", "high"):
+def check(body: Fields, *, is_native: bool) -> None:
+    """Raises RequestError for fields of the wrong kind, and numbers out of range. `is_native`: an Ollama will read it,
+    which has templates and token ids of its own."""
+    for name, (kind, words) in _KINDS.items():
+        if not isinstance(body.get(name), (kind, type(None))):
+            raise RequestError(f"{name} must be {words}")
+    think = body.get("think")
+    if think is not None and not isinstance(think, bool) and think not in _THINK:
         raise RequestError("think must be true, false, low, medium or high")
-    for name in ("prompt", "system", "suffix"):
-        if not isinstance(body.get(name, ""), str | None):
-            raise RequestError(f"{name} must be a text")
-    options = body.get("options")
-    if options is not None and not isinstance(options, dict):
-        raise RequestError("options must be an object")
-    check_ranges(cast("Fields", options or {}), _RANGES)
-    check_ranges(cast("Fields", options or {}))
-    check_ranges(body)
+    if not _is_span(body.get("keep_alive")):
+        raise RequestError('keep_alive must be a number of seconds, or a duration such as "5m"')
+    if not _in(body.get("top_logprobs"), 0, _TOP_LOGPROBS_MAX):
+        raise RequestError(f"top_logprobs must be between 0 and {_TOP_LOGPROBS_MAX}")
+    if body.get("raw") and (body.get("template") or body.get("system") or body.get("context")):
+        raise RequestError("raw mode does not support template, system, or context")
+    if not is_native:
+        _check_made_here(body)
+    _check_images(body.get("images"))
+    check_ranges(options_of(body), _RANGES)
+    check_ranges(options_of(body))
+    check_ranges({name: value for name, value in body.items() if name not in _KNOWN and name != "dimensions"})
+
+
+def _check_made_here(body: Fields) -> None:
+    if body.get("template"):
+        raise RequestError("template is the engine's own here; send the whole prompt with raw = true instead")
+    if _IMAGE_SIZES.intersection(body):
+        raise RequestError("images are made at /v1/images/generations, by models that can")
+    read_context(body.get("context"))
+
+
+def _is_span(value: object) -> bool:
+    if isinstance(value, str):
+        return _SPAN.fullmatch(value) is not None
+    return value is None or (isinstance(value, int | float) and not isinstance(value, bool))
+
+
+def _in(value: object, low: int, high: int) -> bool:
+    return value is None or (isinstance(value, int) and not isinstance(value, bool) and low <= value <= high)
+
+
+def _check_images(images: object) -> None:
+    for image in cast("list[object]", images or []):
+        if not isinstance(image, str):
+            raise RequestError("an image must be a text in base64")
+        if (
+            len(image) <= SMALL_BODY_BYTES_MAX and "\x01" not in image
+        ):  # a mark: the text itself is not at hand
+            try:
+                base64.b64decode(image, validate=True)
+            except (binascii.Error, ValueError):
+                raise RequestError("an image must be a text in base64") from None
+
+
+def dressed(body: Fields, entry: Entry | None, *, chat: bool) -> Fields:
+    """The request with what a name of the library brings: parameters, a system text, messages before its own."""
+    if entry is None or entry.is_plain:
+        return body
+    told = {**body, "options": {**entry.parameters, **options_of(body)}}
+    if not chat:
+        has_own = not entry.system or bool(body.get("system") or body.get("raw"))
+        return told if has_own else {**told, "system": entry.system}
+    messages = cast("list[object]", body.get("messages") or [])
+    if not messages:
+        return told
+    first = cast("Fields", messages[0]) if isinstance(messages[0], dict) else {}
+    own_system = str(first.get("role")).lower() == "system"
+    system = [{"role": "system", "content": entry.system}] if entry.system and not own_system else []
+    return {**told, "messages": [*system, *entry.messages, *messages]}
 
 
 def is_load_only(body: Fields, *, chat: bool) -> bool:
@@ -65,8 +145,8 @@ def is_load_only(body: Fields, *, chat: bool) -> bool:
 
 def for_ollama(body: Fields, *, stream: bool) -> Fields:
     """The same request for an Ollama behind us, without what would make it load the model anew."""
-    options = {name: value for name, value in _options(body).items() if name not in _RUNNER}
-    kept = {name: value for name, value in body.items() if name != "keep_alive"}
+    options = {name: value for name, value in options_of(body).items() if name not in _RUNNER}
+    kept = {name: value for name, value in body.items() if name not in ("keep_alive", "name")}
     return {**kept, "options": options, "stream": stream}
 
 
@@ -76,15 +156,26 @@ def as_completion(body: Fields) -> Fields:
     return {**_common(body), "prompt": body.get("prompt") or "", **({"suffix": suffix} if suffix else {})}
 
 
+def as_infill(body: Fields) -> Fields:
+    """A prompt with a suffix as llama.cpp's own request to fill in what is between them."""
+    asked = _common(body)
+    asked.pop("stream_options")
+    limit = asked.pop("max_tokens", None)
+    if limit is not None:
+        asked["n_predict"] = limit
+    return {**asked, "input_prefix": body.get("prompt") or "", "input_suffix": body["suffix"]}
+
+
 def as_chat(body: Fields) -> Fields:
-    """A chat, or a prompt with its system text and images, as an OpenAI chat."""
+    """A chat, or a prompt with its system text, context and images, as an OpenAI chat."""
     messages = body.get("messages")
     if messages is None:
         system = body.get("system")
+        before = [{"role": role, "content": text} for role, text in read_context(body.get("context"))]
         said = {"role": "user", "content": body.get("prompt") or "", "images": body.get("images")}
-        messages = [*([{"role": "system", "content": system}] if system else []), said]
-    if not isinstance(messages, list):
-        raise RequestError("messages must be a list")
+        if system:
+            before = [{"role": "system", "content": system}, *(m for m in before if m["role"] != "system")]
+        messages = [*before, said]
     asked: Fields = {**_common(body), "messages": _messages(cast("list[object]", messages))}
     if tools := body.get("tools"):
         asked["tools"] = tools
@@ -94,18 +185,28 @@ def as_chat(body: Fields) -> Fields:
 def _common(body: Fields) -> Fields:
     asked: Fields = {name: value for name, value in body.items() if name not in _KNOWN}
     asked["model"] = body["model"]
-    for name, value in _options(body).items():
-        if name in _RUNNER or name in _DROPPED or value is None:
-            continue
-        if name == "num_predict" and isinstance(value, int | float) and value <= 0:
-            continue  # without an end, which is what leaving it out means
-        asked[_RENAMED.get(name, name)] = value
+    asked.update(as_options(options_of(body)))
+    if body.get("logprobs"):
+        asked |= {"logprobs": True, "top_logprobs": body.get("top_logprobs") or 0}
     asked.update(_format(body.get("format")))
     asked.update(_think(body.get("think")))
     return {**asked, "stream": True, "stream_options": {"include_usage": True}}
 
 
-def _options(body: Fields) -> Fields:
+def as_options(options: Fields) -> Fields:
+    """Options, or the parameters of a model, as OpenAI's fields."""
+    asked: Fields = {}
+    for name, value in options.items():
+        if name in _RUNNER or name in _DROPPED or value is None:
+            continue
+        if name == "num_predict" and isinstance(value, int | float) and value <= 0:
+            continue  # without an end, which is what leaving it out means
+        asked[_RENAMED.get(name, name)] = value
+    return asked
+
+
+def options_of(body: Fields) -> Fields:
+    """The options of a request; none where it has none."""
     options = body.get("options")
     return cast("Fields", options) if isinstance(options, dict) else {}
 
@@ -139,11 +240,11 @@ def _messages(messages: list[object]) -> list[Fields]:
         if not isinstance(message, dict) or not isinstance(cast("Fields", message).get("role"), str):
             raise RequestError(f"message {number} must be an object with a role")
         fields = cast("Fields", message)
-        said: Fields = {"role": fields["role"], "content": _content(fields)}
+        said: Fields = {"role": str(fields["role"]).lower(), "content": _content(fields)}
         if calls := _calls(fields, number):
             said["tool_calls"] = calls
             pending = [(str(cast("Fields", call["function"])["name"]), str(call["id"])) for call in calls]
-        if fields["role"] == "tool":
+        if said["role"] == "tool":
             said["tool_call_id"] = _answered(fields, pending)
         if thoughts := fields.get("thinking"):
             said["reasoning_content"] = thoughts
@@ -159,6 +260,7 @@ def _content(message: Fields) -> object:
         return text
     if not isinstance(images, list):
         raise RequestError("images must be a list")
+    _check_images(cast("object", images))
     parts = [_image(image) for image in cast("list[object]", images)]
     return [{"type": "text", "text": text}, *parts] if text else parts
 

@@ -12,15 +12,21 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Protocol, cast
 
-from watchbill.errors import LaneFull, MethodNotAllowed, NotFound, TheirsError
+from watchbill.engines.sse import DONE, EventReader
+from watchbill.errors import EngineFailed, LaneFull, MethodNotAllowed, NotFound, PullFailed, TheirsError
 from watchbill.gateway.answers import engine_error, refuse, status_of
 from watchbill.gateway.body import encode
+from watchbill.gateway.dialects.ollama.context import write_context
 from watchbill.gateway.fallback import Fallback
+from watchbill.gateway.growing import Kept
 from watchbill.gateway.http.messages import Response
 from watchbill.gateway.toolcalls import ToolCalls
 from watchbill.gateway.wire import NO_STREAM, Chunk, ChunkReader, LineReader, decode_fields, line, read_chunk
+from watchbill.limits import CONTEXT_TEXT_BYTES_MAX
 
 __all__ = [
+    "InfillCollector",
+    "InfillReader",
     "Passed",
     "Telling",
     "Translated",
@@ -40,6 +46,8 @@ _PLAIN_ERRORS: dict[type[TheirsError], str] = {
     NotFound: "404 page not found",
     MethodNotAllowed: "405 method not allowed",
 }
+#: What Ollama says with another status than we do elsewhere.
+_STATUSES: dict[type[TheirsError], int] = {LaneFull: 503, PullFailed: 500}
 
 
 def now_text() -> str:
@@ -54,6 +62,8 @@ class Telling:
     model: str  # as the client named it
     chat: bool
     thoughts: bool = True  # whether the client wants to see the model think
+    turns: list[tuple[str, str]] | None = None  # of the conversation so far, where the answer hands it back
+    note: Mapping[str, object] = field(default_factory=dict[str, object])  # beside the last object's fields
     began_ns: int = field(default_factory=time.monotonic_ns)
     load_ms: int = 0
     sent_ns: int | None = None  # when the engine was asked
@@ -92,6 +102,21 @@ class Telling:
             "eval_duration": _ns(timed.get("predicted_ms"), now - first),
         }
 
+    def ending(self, text: str) -> Fields:
+        """What the last object has beside times and tokens: the conversation, and what was not done as asked."""
+        found = None if self.turns is None else write_context([*self.turns, ("assistant", text)])
+        told: Fields = {} if found is None else {"context": found}
+        return told | ({"watchbill": dict(self.note)} if self.note else {})
+
+
+class Reader(Protocol):
+    """Bytes of an engine's stream in, chunks out."""
+
+    @property
+    def is_done(self) -> bool: ...
+
+    def feed(self, piece: bytes) -> list[Chunk]: ...
+
 
 class Translation(Protocol):
     """Bytes of an engine's stream in, lines out."""
@@ -107,10 +132,12 @@ class Translation(Protocol):
 class Translated:
     """OpenAI chunks to Ollama's lines."""
 
-    def __init__(self, telling: Telling) -> None:
+    def __init__(self, telling: Telling, reader: Reader | None = None) -> None:
         self._telling = telling
-        self._reader = ChunkReader()
+        self._reader = reader or ChunkReader()
         self._calls = ToolCalls()
+        self._said: list[str] = []  # for the conversation that is handed back
+        self._said_chars = 0
         self._reason = "stop"
         self._usage: Fields | None = None
         self._timings: Fields | None = None
@@ -130,8 +157,8 @@ class Translated:
         calls = tool_calls(self._calls, cut=self._reason == "length")
         said = line(telling.object("", {"tool_calls": calls})) if calls else b""
         last = telling.object("", done=True)
-        last |= {"done_reason": self._reason, **telling.durations(self._usage, self._timings)}
-        return said + line(last)
+        last |= {"done_reason": self._reason, **telling.ending("".join(self._said))}
+        return said + line(last | telling.durations(self._usage, self._timings))
 
     def _line(self, chunk: Chunk) -> bytes:
         telling = self._telling
@@ -141,6 +168,9 @@ class Translated:
         beside = beside_text(chunk, telling)
         if chunk.text or chunk.reasoning or chunk.tool_calls:
             telling.mark_first()
+        if telling.turns is not None and self._said_chars < CONTEXT_TEXT_BYTES_MAX:
+            self._said.append(chunk.text)
+            self._said_chars += len(chunk.text)
         if not chunk.text and not beside:
             return b""
         return line(telling.object(chunk.text, beside) | _logprobs(chunk))
@@ -184,6 +214,7 @@ def whole(answer: Fields, telling: Telling) -> Fields:
         beside["tool_calls"] = listed
     said = telling.object(chunk.text, beside, done=True) | _logprobs(chunk)
     said["done_reason"] = done_reason(chunk.finish_reason)
+    said |= telling.ending(chunk.text)
     return said | telling.durations(chunk.usage, chunk.timings)
 
 
@@ -221,6 +252,65 @@ def _logprobs(chunk: Chunk) -> Fields:
     return {"logprobs": cast("object", chunk.logprobs)} if chunk.logprobs else {}
 
 
+class InfillReader:
+    """Events of llama.cpp's own kind, which fill in a text, as chunks."""
+
+    def __init__(self) -> None:
+        self._reader = EventReader()
+        self.is_done = False
+
+    def feed(self, piece: bytes) -> list[Chunk]:
+        """The chunks that `piece` completes. Raises what the engine says went wrong."""
+        return [self._read(payload) for payload in self._reader.feed(piece) if payload != DONE]
+
+    def _read(self, payload: bytes) -> Chunk:
+        fields = decode_fields(payload, NO_STREAM)
+        if "error" in fields:
+            raise engine_error(502, fields)
+        self.is_done = self.is_done or fields.get("stop") is True
+        text, timings = fields.get("content"), fields.get("timings")
+        if fields.get("stop") is not True:
+            return Chunk(text=text if isinstance(text, str) else "")
+        return Chunk(
+            text=text if isinstance(text, str) else "",
+            finish_reason="length" if fields.get("stop_type") == "limit" else "stop",
+            usage={
+                "prompt_tokens": fields.get("tokens_evaluated"),
+                "completion_tokens": fields.get("tokens_predicted"),
+            },
+            timings=cast("Fields", timings) if isinstance(timings, dict) else None,
+        )
+
+
+class InfillCollector:
+    """The same as one answer, of OpenAI's shape."""
+
+    def __init__(self) -> None:
+        self._reader = InfillReader()
+        self._kept = Kept()
+        self._words: list[str] = []
+        self._last: Chunk | None = None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the engine said that its answer is over."""
+        return self._reader.is_done
+
+    def feed(self, piece: bytes) -> None:
+        """Takes bytes of the stream. Raises what the engine says went wrong."""
+        for chunk in self._reader.feed(piece):
+            self._kept.text(chunk.text)
+            self._words.append(chunk.text)
+            self._last = chunk if chunk.finish_reason else self._last
+
+    def result(self) -> Fields:
+        """The whole answer. Raises EngineFailed when the stream ended before its end."""
+        if self._last is None:
+            raise EngineFailed("the engine's stream ended before its answer did")
+        choice = {"index": 0, "text": "".join(self._words), "finish_reason": self._last.finish_reason}
+        return {"choices": [choice], "usage": self._last.usage, "timings": self._last.timings}
+
+
 def _int(*values: object) -> int:
     return next((value for value in values if isinstance(value, int) and value >= 0), 0)
 
@@ -235,6 +325,6 @@ def error_response(error: TheirsError, lines: str) -> Response:
     """The answer to a request that failed. Unknown addresses answer in plain text, as Ollama's own do."""
     if text := _PLAIN_ERRORS.get(type(error)):
         return Response(text.encode(), {"Content-Type": "text/plain"}, error.status, lines)
-    status = 503 if isinstance(error, LaneFull) else status_of(error)
+    status = _STATUSES.get(type(error)) or status_of(error)
     body = encode({"error": str(error)})
     return refuse(error, body, "application/json; charset=utf-8", lines, status)

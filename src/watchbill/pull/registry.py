@@ -1,0 +1,162 @@
+"""Registry: a model of Ollama's library, or of any server that speaks its protocol, into the models folder.
+
+A name leads to a manifest, the manifest to layers: the model's file, and small ones with its system text, parameters,
+messages, license and projector. Each layer lies in `blobs/` under its sha256, which is compared as it arrives; a layer
+that is there already is not fetched again, and one that broke off is continued.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple, cast
+
+import msgspec
+
+from watchbill import limits
+from watchbill.errors import NameRefused, PullFailed
+from watchbill.names import check_model_name
+from watchbill.pull import web
+from watchbill.pull.landing import Landing, Wanted
+
+__all__ = ["REGISTRY", "Layers", "Reference", "Step", "pull_layers", "read_reference"]
+
+REGISTRY = "https://registry.ollama.ai"
+_ACCEPT = "application/vnd.docker.distribution.manifest.v2+json"
+_KIND = "application/vnd.ollama.image."
+_MODEL, _PROJECTOR = "model", "projector"
+#: Layers with a meaning here; a template is the engine's own matter, and is only kept to be shown.
+_SMALL = ("system", "params", "messages", "license", "template")
+
+
+class Step(NamedTuple):
+    """Something that happened on the way."""
+
+    status: str
+    digest: str | None = None
+    total: int | None = None
+    completed: int | None = None
+
+
+class Reference(NamedTuple):
+    """Where a model of a registry is."""
+
+    server: str  # its address
+    repository: str
+    tag: str
+
+    @property
+    def url(self) -> str:
+        """The address of the repository."""
+        return f"{self.server}/v2/{self.repository}"
+
+
+class _Layer(msgspec.Struct):
+    mediaType: str
+    digest: str
+    size: int = 0
+
+
+class _Manifest(msgspec.Struct):
+    layers: list[_Layer]
+
+
+class Layers(NamedTuple):
+    """A model that was pulled: its file, and what its small layers say."""
+
+    file: Path
+    projector: Path | None
+    texts: dict[str, bytes]
+
+    def text(self, kind: str) -> str:
+        """A small layer that is a text; empty where there is none."""
+        return self.texts.get(kind, b"").decode("utf-8", "replace")
+
+    def parameters(self) -> dict[str, object]:
+        """The options of the model; none where they cannot be read."""
+        return cast("dict[str, object]", _read(self.texts.get("params"), dict[str, object]) or {})
+
+    def messages(self) -> list[dict[str, object]]:
+        """The messages that every chat begins with."""
+        found = _read(self.texts.get("messages"), list[dict[str, object]])
+        return cast("list[dict[str, object]]", found or [])
+
+
+def read_reference(name: str, *, is_plain: bool = False, registry: str = REGISTRY) -> Reference:
+    """The place of `[host/][namespace/]model[:tag]`; without a host in `registry`. Raises NameRefused.
+
+    `is_plain`: by http, for a registry of one's own."""
+    check_model_name(name)
+    path, colon, tag = name.rpartition(":")
+    if not colon or "/" in tag:
+        path, tag = name, "latest"
+    parts = path.split("/")
+    has_host = len(parts) > 2 or (len(parts) == 2 and ("." in parts[0] or ":" in parts[0]))
+    server = f"{'http' if is_plain else 'https'}://{parts.pop(0)}" if has_host else registry
+    repository = "/".join(parts if len(parts) > 1 else ["library", *parts])
+    if "@" in server or "+" in server:
+        raise NameRefused(f"{name!r} names no model of a registry")
+    return Reference(server, repository, tag)
+
+
+def pull_layers(reference: Reference, folder: Path, tell: Callable[[Step], None]) -> Layers:
+    """Fetches every layer that matters. Raises PullFailed. `tell` may raise to stop it; what came is kept."""
+    tell(Step("pulling manifest"))
+    manifest = _manifest(reference)
+    wanted = [
+        layer
+        for layer in manifest.layers[: limits.MANIFEST_LAYERS_MAX]
+        if layer.mediaType.removeprefix(_KIND) in (_MODEL, _PROJECTOR, *_SMALL)
+    ]
+    files = [
+        (layer.mediaType.removeprefix(_KIND), _fetch(reference, layer, folder, tell)) for layer in wanted
+    ]
+    models = [path for kind, path in files if kind == _MODEL]
+    if len(models) != 1:
+        raise PullFailed(f"{reference.repository} has {len(models)} model files; one is needed")
+    tell(Step("verifying sha256 digest"))
+    projector = next((path for kind, path in files if kind == _PROJECTOR), None)
+    texts = {kind: _small(path) for kind, path in files if kind in _SMALL}
+    return Layers(models[0], projector, texts)
+
+
+def _manifest(reference: Reference) -> _Manifest:
+    url = f"{reference.url}/manifests/{reference.tag}"
+    try:
+        return msgspec.json.decode(web.read(url, _ACCEPT, limits.MANIFEST_BYTES_MAX), type=_Manifest)
+    except web.NoSuchFile:
+        raise PullFailed("pull model manifest: file does not exist") from None
+    except msgspec.DecodeError as error:
+        raise PullFailed(
+            f"pull model manifest: {reference.server} does not answer with one: {error}"
+        ) from None
+
+
+def _fetch(reference: Reference, layer: _Layer, folder: Path, tell: Callable[[Step], None]) -> Path:
+    algorithm, _, digest = layer.digest.partition(":")
+    if algorithm != "sha256" or len(digest) != 64 or set(digest) - set("0123456789abcdef"):
+        raise PullFailed(f"{reference.repository} has a layer without a sha256")
+    if layer.mediaType.removeprefix(_KIND) in _SMALL and layer.size > limits.LIBRARY_ENTRY_BYTES_MAX:
+        raise PullFailed(f"{reference.repository} has a text of {layer.size} bytes")
+    url, status = f"{reference.url}/blobs/{layer.digest}", f"pulling {digest[:12]}"
+
+    def progress(done: int, total: int | None) -> None:
+        tell(Step(status, layer.digest, total or layer.size, done))
+
+    landing = Landing(folder, Wanted(f"sha256-{digest}", url, digest), progress)
+    if landing.found() is None:
+        web.fetch(url, landing)
+    tell(Step(status, layer.digest, layer.size, layer.size))
+    return landing.path
+
+
+def _small(path: Path) -> bytes:
+    with open(path, "rb") as file:
+        return file.read(limits.LIBRARY_ENTRY_BYTES_MAX)
+
+
+def _read(text: bytes | None, kind: object) -> object:
+    if text is None:
+        return None
+    try:
+        return msgspec.json.decode(text, type=kind)
+    except msgspec.DecodeError:
+        return None
