@@ -45,6 +45,18 @@ def task_of(fleet: FleetFolder, batch: str, name: str) -> dict[str, object]:
     return next(each for each in fleet.status(batch)["tasks"] if each["id"] == name)
 
 
+def test_the_limits_of_tasks_are_shown(fleet: FleetFolder) -> None:
+    """FLEET-12, R55: those of all tasks, and the tighter ones of a plan beside its batch."""
+    (fleet.root / "permissions.toml").write_text('[sandbox]\nmemory = "8GB"\nprocesses = 200\n')
+    folder = fleet.write_plan("p", "### t\n- command: `true`\n")
+    (folder / "permissions.toml").write_text("[sandbox]\nprocesses = 5\n")
+    batch = fleet.submit("p")
+    assert "limits of a task: 8 GB of memory, 200 processes" in fleet.plan("status").stdout
+    assert "limits of a task: 8 GB of memory, 5 processes" in fleet.plan("status", batch).stdout
+    assert fleet.status_of_all()["limits"] == {"memory_bytes": 8 * 10**9, "processes": 200}
+    assert fleet.status(batch)["limits"] == {"memory_bytes": 8 * 10**9, "processes": 5}
+
+
 # ------------------------------------------------------------------ all or nothing
 
 

@@ -17,6 +17,7 @@ from watchbill.cli.plan_views import (
     BatchView,
     coordinator_of,
     follow,
+    limits_fields,
     overview,
     overview_fields,
     show_batch,
@@ -84,7 +85,7 @@ def show_status(
             show_batch(view, terminal, tasks_max=tasks_max)
         return _code_of(progress)
     if json:
-        terminal.show(jsonlib.dumps(view.look().fields()))
+        terminal.show(jsonlib.dumps({**view.look().fields(), "limits": limits_fields(view.limits)}))
     else:
         show_batch(view, terminal, tasks_max=tasks_max)
     return 0

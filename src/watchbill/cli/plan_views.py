@@ -16,14 +16,16 @@ from watchbill.fleet.board import Board, Holdings
 from watchbill.fleet.disk import FolderDisk
 from watchbill.fleet.entries import Cause
 from watchbill.fleet.heartbeat import HELD, Heartbeat, HeldWhy, OnHold, Pulse, heartbeats, kernel_says
+from watchbill.fleet.permissions import load_book
 from watchbill.fleet.progress import BatchProgress, BatchState, TaskLine, TaskStage, progress_of
 from watchbill.fleet.reading import BatchPlace, Follower, batches_of, refusal_of
 from watchbill.fleet.requests import has_request
+from watchbill.fleet.rules import FILE, SandboxRules
 from watchbill.fleet.values import Fields, fields_of
-from watchbill.units import format_millis
+from watchbill.units import format_bytes, format_millis
 
 __all__ = [
-    "BatchView", "coordinator_of", "follow", "overview", "overview_fields", "show_batch",
+    "BatchView", "coordinator_of", "follow", "limits_fields", "overview", "overview_fields", "show_batch",
     "show_overview", "told_hold", "wait",
 ]  # fmt: skip
 
@@ -168,6 +170,11 @@ class BatchView:
         return self._disk
 
     @property
+    def limits(self) -> SandboxRules:
+        """What a task of the batch may have at most."""
+        return load_book(self.root, self._place.plan).sandbox
+
+    @property
     def refusal(self) -> str:
         """Why it was refused; "" where it was not."""
         return refusal_of(self._disk, f"{self._place.batch}.json")
@@ -214,6 +221,8 @@ def _lines(progress: BatchProgress, view: BatchView, terminal: Terminal, tasks_m
     if not progress.state.has_ended and (silence := _told_coordinator(view)):
         yield plain(silence)
     yield from _told_holds(progress, view.root)
+    if not progress.state.has_ended:
+        yield from _told_limits(view.limits)
     if progress.total:
         yield f"{_bar(progress, terminal)}  {_counted(progress)}"
     if progress.agents:
@@ -354,6 +363,7 @@ class Overview:
     coordinator: CoordinatorView
     agents: list[AgentView]
     batches: list[BatchProgress]
+    limits: SandboxRules  # of every task; those of a plan may be tighter
 
 
 def overview(root: Path, disk: FolderDisk, batches_max: int) -> Overview:
@@ -363,16 +373,30 @@ def overview(root: Path, disk: FolderDisk, batches_max: int) -> Overview:
     rest = [each for each in places_found if each not in active][-batches_max:]
     holdings = Board(disk).look_around()
     progress = [BatchView(disk, each).look() for each in sorted([*active, *rest])]
-    return Overview(root, coordinator_of(disk), _agents(disk, holdings), progress)
+    return Overview(
+        root, coordinator_of(disk), _agents(disk, holdings), progress, load_book(root, "").sandbox
+    )
 
 
 def overview_fields(found: Overview) -> dict[str, object]:
     """Its JSON."""
     return {
         "root": str(found.root), "coordinator": found.coordinator.fields(),
-        "agents": {each.name: each.fields() for each in found.agents},
+        "agents": {each.name: each.fields() for each in found.agents}, "limits": limits_fields(found.limits),
         "batches": [_short(each) for each in found.batches],
     }  # fmt: skip
+
+
+def limits_fields(rules: SandboxRules) -> dict[str, object]:
+    """The limits of a task as JSON; null where there is none."""
+    return {"memory_bytes": rules.memory_bytes or None, "processes": rules.processes or None}
+
+
+def _told_limits(rules: SandboxRules) -> Iterable[str]:
+    memory = f"{format_bytes(rules.memory_bytes)} of memory" if rules.memory_bytes else ""
+    processes = f"{rules.processes} processes" if rules.processes else ""
+    if memory or processes:
+        yield f"limits of a task: {', '.join(filter(None, (memory, processes)))} ([sandbox] in {FILE})"
 
 
 def show_overview(found: Overview, terminal: Terminal) -> None:
@@ -396,6 +420,7 @@ def show_overview(found: Overview, terminal: Terminal) -> None:
         )
         if each.hold is not None:
             terminal.show(plain(told_hold(found.root, each.name, each.hold)))
+    terminal.show(*_told_limits(found.limits))
     if not living:
         terminal.show("agents: none lives; tasks wait in tasks/queue/")
     if not found.batches:

@@ -135,9 +135,12 @@ def read_rules(text: str, origin: str) -> Rules:
 
 
 def load_book(root: Path, plan: str) -> RuleBook:
-    """The rules that hold for a plan now. A file that cannot be read allows nothing. Raises OSError."""
+    """The rules that hold for a plan now; without a plan those for all. A file that cannot be read allows nothing.
+
+    Raises OSError.
+    """
     try:
-        return RuleBook(_load(root, FILE), _load(root, f"plans/{plan}/{FILE}"))
+        return RuleBook(_load(root, FILE), _load(root, f"plans/{plan}/{FILE}") if plan else None)
     except ConfigError as error:
         return RuleBook(broken=str(error))
 
