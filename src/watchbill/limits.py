@@ -838,8 +838,8 @@ SILENCE_MS_MAX = 90_000
 #: How often the coordinator says that it lives.
 COORDINATOR_BEAT_MS = 10_000
 #: Slips offered at a time: so many for each slot of the living agents, and never fewer than this, nor more.
-RELEASE_PER_SLOT = 4
-RELEASE_MIN = 16
+RELEASE_PER_SLOT = 8
+RELEASE_MIN = 32
 RELEASE_MAX = 1_000
 #: A question or an answer that is kept as a training sample.
 SAMPLE_BYTES_MAX = 4 * 2**20
@@ -879,6 +879,15 @@ TASK_RESULT_BYTES_MAX = 2**20
 TASK_ANSWER_BYTES_MAX = 4_096
 #: Commands that an agent keeps as bash reads them; each has at most 96 KiB.
 COMMANDS_PARSED_MAX = 64
+#: Tasks that an agent claims before a slot is free, while its tasks take no longer than this on average: so many per
+#: slot, and in all. One that has not started after this time goes back to the queue.
+AHEAD_TASK_MS_MAX = 20
+AHEAD_PER_SLOT = 2
+AHEAD_MAX = 32
+AHEAD_MS_MAX = 250
+#: Results of tasks that ended while others run are reported together: at the latest after this time, or so many.
+REPORT_GATHER_MS = 5
+REPORT_GATHER_MAX = 16
 #: Tasks that one agent runs at the same time.
 AGENT_SLOTS_MAX = 512
 #: The two cycles of an agent: signals, revoked tasks, health; and the heartbeat when nothing has changed.
@@ -907,6 +916,8 @@ TASK_ABORT_MS = 180_000
 COORDINATOR_SILENCE_SHOWN_MS = 30_000
 #: How long a coordinator sleeps while tasks are out, and while there is nothing to do.
 COORDINATOR_POLL_MS = 1_000
+#: While agents have enough to claim, results are gathered for so long before a turn: one sync for all of them.
+COORDINATOR_GATHER_MS = 8
 COORDINATOR_IDLE_MS = 5_000
 #: After an error of the disk: the first wait before a new start, doubled up to the last.
 COORDINATOR_AGAIN_MS = (1_000, 30_000)

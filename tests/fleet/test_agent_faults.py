@@ -17,6 +17,7 @@ from watchbill.errors import OursError
 from watchbill.files.host import boot_id
 from watchbill.fleet import places
 from watchbill.fleet.agent import Agent, AgentOptions
+from watchbill.fleet.disk import FolderDisk
 from watchbill.fleet.heartbeat import Heartbeat, Pulse, write_heartbeat
 
 WAITING = "### a\n- **command**: `touch {BATCH_PATH}/started; while [ ! -e {BATCH_PATH}/go ]; do sleep 0.05; done`\n"
@@ -215,11 +216,18 @@ async def test_a_slip_that_makes_no_sense_fails_and_harms_nobody(
     (rig.root / "plans/p").mkdir()
     name = "3-0000000001-cpu-v0-_-b1-a.a1.json"
     async with running_agent(options(rig)):
-        (rig.root / places.QUEUE / name).write_text(json.dumps(slip))
+        offer(rig, name, slip)
         await eventually(lambda: whys(rig))
-        (rig.root / places.QUEUE / name.replace("0001", "0002")).write_text(json.dumps({**slip, **SENSIBLE}))
+        offer(rig, name.replace("0001", "0002"), {**slip, **SENSIBLE})
         await eventually(lambda: len(whys(rig)) == 2)
     assert whys(rig)[0] in ("failed", "missing_output", "wrong") and whys(rig)[1] == "done"
+
+
+def offer(rig: FleetRig, name: str, slip: dict[str, object]) -> None:
+    """Whole at once: an agent that is quick takes an empty file otherwise."""
+    FolderDisk(rig.root).put(
+        f"{places.QUEUE}/{name}", json.dumps(slip).encode(), draft=f"{places.DRAFTS}/{name}"
+    )
 
 
 SENSIBLE = {"class": "cpu", "type": "shell", "command": "true", "requires": [], "produces": [], "env": {},

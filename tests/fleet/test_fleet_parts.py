@@ -64,7 +64,7 @@ def root(tmp_path: Path) -> Path:
 # ------------------------------------------------------------------ what it may import
 
 #: What starts processes, or asks a daemon, runs on the machines with the cards.
-ON_THE_RIG = ("agent", "agent_process", "work", "desk", "host", "answers", "model_work", "programs")
+ON_THE_RIG = ("agent", "ahead", "agent_process", "work", "desk", "host", "answers", "model_work", "programs")
 
 
 def test_the_fleet_needs_only_the_standard_library() -> None:
@@ -321,7 +321,7 @@ def test_exit_codes(rc: int, end: End) -> None:
 
 
 def test_the_window_grows_with_the_slots_within_bounds() -> None:
-    assert [window_of(Crowd(slots=slots)) for slots in (0, 4, 10, 10**6)] == [16, 16, 40, limits.RELEASE_MAX]
+    assert [window_of(Crowd(slots=slots)) for slots in (0, 4, 10, 10**6)] == [32, 32, 80, limits.RELEASE_MAX]
 
 
 def test_a_higher_priority_goes_first_then_each_batch_in_turn() -> None:

@@ -28,6 +28,7 @@ from watchbill.files.atomic import replace_file
 from watchbill.files.host import boot_id, host_name, start_time
 from watchbill.files.watch import Watch
 from watchbill.fleet import places
+from watchbill.fleet.ahead import Ahead
 from watchbill.fleet.claiming import Health, Standing
 from watchbill.fleet.desk import Desk, Look
 from watchbill.fleet.file_thread import FileThread
@@ -100,7 +101,9 @@ class Agent:
         self._desk: Desk | None = None
         self._watch: Watch | None = None
         self._running: dict[str, _Running] = {}  # by the id of the job
+        self._ahead = Ahead(options.cpu_slots)
         self._finished: deque[Finished] = deque()
+        self._finished_at = 0.0  # when the first of these ended
         self._said_so_far: dict[str, str] = {}  # job -> the end of its output, not shown yet
         self._givings: set[asyncio.Task[None]] = set()  # talks with the host daemon about loans
         self._obeying: list[Signal] = []  # abort and kill, until their task has ended
@@ -274,7 +277,7 @@ class Agent:
             await self._pause(self._work, self._poll_ms())
 
     def _is_done(self) -> bool:
-        is_idle = not self._running and not self._finished
+        is_idle = not self._running and not self._finished and not self._ahead
         return is_idle and (self._is_leaving or (self._options.once and self._found_nothing))
 
     def _poll_ms(self) -> int:
@@ -285,6 +288,7 @@ class Agent:
         )
 
     async def _work_once(self, desk: Desk) -> None:
+        await self._return_what_waits(desk)
         standing = self._standing()
         if standing is None and not self._finished:
             return
@@ -296,7 +300,29 @@ class Agent:
         if standing is not None and self._finished and not self._found_nothing:
             await self._report_and_claim(desk, deque(), standing)
             standing = None
+        if standing is None and self._gathers_reports():
+            return
         await self._report_and_claim(desk, self._finished, standing)
+
+    def _gathers_reports(self) -> bool:
+        """Whether more results are about to come that can be synced together with those that wait."""
+        has_more = bool(self._running) and (bool(self._ahead) or not self._found_nothing)
+        left_s = self._finished_at + limits.REPORT_GATHER_MS / 1000 - time.monotonic()
+        if not has_more or self._is_leaving or left_s <= 0 or len(self._finished) >= limits.REPORT_GATHER_MAX:
+            return False
+        asyncio.get_running_loop().call_later(left_s, self._work.set)
+        return True
+
+    async def _return_what_waits(self, desk: Desk) -> None:
+        """Return the tasks that were claimed ahead and did not start in time, or that are not to start any more."""
+        if self._fault is not None:
+            return
+        waiting = self._ahead.overdue() if self._may_start() else self._ahead.clear()
+        if waiting:
+            await self._files.do(lambda: desk.give_back_unstarted([each.name for each in waiting]))
+
+    def _may_start(self) -> bool:
+        return not self._is_leaving and self._hold is None and self._fault is None and self._crew.is_open
 
     async def _report_and_claim(
         self, desk: Desk, finished: deque[Finished], standing: Standing | None
@@ -305,8 +331,11 @@ class Agent:
         done = await self._files.do(lambda: desk.round(setting, finished, standing, now_ms))
         for result in done.reported:
             self._count(result)
+        if done.reported:
+            _LOG.info("reported %s", " ".join(result.name for result in done.reported))
+        if done.prepared:
+            _LOG.info("claimed %s", " ".join(prepared.name for prepared in done.prepared))
         for prepared in done.prepared:
-            _LOG.info("claimed %s", prepared.name)
             await self._start(desk, prepared)
         if standing is not None:
             _LOG.debug(
@@ -330,7 +359,7 @@ class Agent:
         llm_tasks = classes.count(TaskClass.LLM)
         standing = Standing(
             self._options.name,
-            cpu_slots_free=self._options.cpu_slots - classes.count(TaskClass.CPU),
+            cpu_slots_free=self._slots_free() + (0 if self._is_on_probation else self._ahead.room()),
             is_held=self._hold is not None,
             takes_one=self._is_on_probation,
             only_addressed=self._options.name == places.BRAIN,
@@ -356,12 +385,27 @@ class Agent:
             self._sandboxes,
         )  # fmt: skip
 
+    def _slots_free(self) -> int:
+        used = sum(each.prepared.task_class is TaskClass.CPU for each in self._running.values())
+        return self._options.cpu_slots - used
+
     async def _start(self, desk: Desk, prepared: Prepared) -> None:
         job, slip = prepared.job, prepared.slip
+        if prepared.task_class is TaskClass.CPU and self._slots_free() <= 0:
+            self._wait_for_slot(prepared)
+            return
         if prepared.task_class is TaskClass.SCRIPT and not await self._memory.borrow(job.id, slip.vram_mb):
             await self._files.do(lambda: desk.give_back(prepared.name, _now_ms()))
             self._work.set()  # something smaller may fit
             return
+        self._begin(prepared)
+
+    def _wait_for_slot(self, prepared: Prepared) -> None:
+        self._ahead.put(prepared)
+        asyncio.get_running_loop().call_later(limits.AHEAD_MS_MAX / 1000, self._work.set)
+
+    def _begin(self, prepared: Prepared) -> None:
+        job, slip = prepared.job, prepared.slip
         self._running[job.id] = _Running(prepared, datetime.now(UTC))
         self._beat_soon()
         _WORKER.info("started %s of %s, attempt %s", slip.task, slip.batch, slip.attempt)
@@ -391,7 +435,6 @@ class Agent:
             logging.INFO if result.end is End.DONE else logging.WARNING,
             "ended %s after %d ms: %s", result.name, result.ms, result.end.value,
         )  # fmt: skip
-        _LOG.info("reported %s", result.name)
 
     # ------------------------------------------------------------ the crew
 
@@ -437,13 +480,21 @@ class Agent:
 
     def _finish(self, ended: Ended, peak_vram_mb: int) -> None:
         task = self._running.pop(ended.id)
+        if task.prepared.task_class is TaskClass.CPU:
+            self._ahead.ended(ended.ms)
+            self._begin_next()
         self._said_so_far.pop(ended.id, None)
         self._beat_soon()
         if not task.is_revoked:
+            self._finished_at = self._finished_at if self._finished else time.monotonic()
             self._finished.append(Finished(task.prepared, ended, task.fate, peak_vram_mb))
         self._work.set()
         if self._obeying or ended.cause is Cause.GUARD_LOST:
             self._care.set()
+
+    def _begin_next(self) -> None:
+        while self._may_start() and self._slots_free() > 0 and (prepared := self._ahead.take()) is not None:
+            self._begin(prepared)
 
     # ------------------------------------------------------------ the care cycle
 
@@ -456,8 +507,10 @@ class Agent:
         self._mind_the_guard()
         if self._running:
             self._crew.measure()
-        before = list(self._running)  # what is claimed while the folder is read may not be in the list
+        # What is claimed while the folder is read may not be in the list.
+        before, waiting = list(self._running), self._ahead.names
         look = await self._files.do(desk.look)
+        self._ahead.drop(waiting - look.held)
         self._end_revoked(look, before)
         for signal in look.signals:
             await self._obey(desk, signal)
@@ -540,6 +593,8 @@ class Agent:
             case Order.HOLD | Order.RESUME:
                 await self._obey_hold(signal)
             case Order.ABORT | Order.KILL:
+                if self._is_ahead(signal.task):
+                    return  # it starts or goes back in a moment: the next look at the signals finds the task or not
                 if self._end_task(signal):
                     self._obeying.append(signal)
                     return
@@ -596,11 +651,10 @@ class Agent:
         """The running tasks that a signal means: by task, by BATCH.TASK, or the only one that runs."""
         if not task:
             return list(self._running) if len(self._running) == 1 else []
-        return [
-            job
-            for job, each in self._running.items()
-            if task in (each.prepared.slip.task, f"{each.prepared.slip.batch}.{each.prepared.slip.task}")
-        ]
+        return [job for job, each in self._running.items() if _is_named(task, each.prepared)]
+
+    def _is_ahead(self, task: str) -> bool:
+        return any(_is_named(task, each) for each in self._ahead)
 
     async def _confirm(self, desk: Desk) -> None:
         """Removes the signals whose tasks have ended: a file that is still there was not obeyed yet."""
@@ -697,6 +751,10 @@ def _sandboxes() -> frozenset[Sandbox]:
     """What this machine can do, each tried with a real program."""
     tries = {Sandbox.LIGHT: can_landlock, Sandbox.STRICT: can_bubblewrap}
     return frozenset(level for level, can in tries.items() if can())
+
+
+def _is_named(task: str, prepared: Prepared) -> bool:
+    return task in (prepared.slip.task, f"{prepared.slip.batch}.{prepared.slip.task}")
 
 
 def _now_ms() -> int:

@@ -67,6 +67,9 @@ class Turn:
     has_more: bool = (
         False  # there is something to do at once: files in the inbox, templates without dependencies
     )
+    may_gather: bool = (
+        False  # agents have enough to claim: the next turn may wait until several results are there
+    )
 
 
 class Coordinator:
@@ -207,8 +210,9 @@ class Coordinator:
         has_more |= any(fanout.not_before_ms <= now_ms for fanout in self._active.fanouts.values())
         written = self._finish(now_ms)
         return Turn(
-            written, self._dropped, self._active.lineup.next_at_ms, len(self._active.batches), has_more
-        )
+            written, self._dropped, self._active.lineup.next_at_ms, len(self._active.batches), has_more,
+            may_gather=self._active.out.total() > 2 * max(1, self._crowd.slots),
+        )  # fmt: skip
 
     def _finish(self, now_ms: int) -> int:
         """Write, look, act: in this order, and nothing is acted on that does not count."""

@@ -172,6 +172,12 @@ class Desk:
         self._taken.discard(name)
         self._board.give_back(self.agent, name)
 
+    def give_back_unstarted(self, names: list[str]) -> None:
+        """Return slips that were claimed ahead: whoever has a free slot first may take them, this agent too."""
+        for name in names:
+            self._taken.discard(name)
+            self._board.give_back(self.agent, name)
+
     # ------------------------------------------------------------ reports
 
     def _concluded(self, finished: Finished, setting: Setting) -> Result:

@@ -174,7 +174,9 @@ class Service:
             turn = brain.turn(_now_ms())
             self._clean()
             if not turn.has_more:
-                self._watch.wait(self._wait_ms(turn.batches, turn.next_at_ms) / 1000)
+                has_arrived = self._watch.wait(self._wait_ms(turn.batches, turn.next_at_ms) / 1000)
+                if has_arrived and turn.may_gather:
+                    time.sleep(limits.COORDINATOR_GATHER_MS / 1000)
 
     @staticmethod
     def _wait_ms(batches: int, next_at_ms: int | None) -> int:

@@ -18,7 +18,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path, PurePosixPath
 from typing import cast
@@ -89,6 +89,8 @@ class Setting:
     models: tuple[str, ...] = ()  # that its device can serve
     model_url: str = ""
     sandboxes: frozenset[Sandbox] = frozenset()  # that this machine can make
+    #: The rules by plan, as they were when they were first needed: a setting is made for one round of claims.
+    books: dict[str, RuleBook] = field(default_factory=dict[str, RuleBook], compare=False)
 
 
 class NotNow(OursError):
@@ -301,11 +303,12 @@ class _Preparation:
         else:
             argv = argv_of(command, rows[0])
         argv[_SCRIPT_AT] = _PREFIX + argv[_SCRIPT_AT]
+        argv[0] = _path_of(argv[0])
         return [*argv[:_VALUES_AT], str(self._plan_path), *argv[_VALUES_AT:]]
 
     def _forbidden(self, rows: list[ValueOf]) -> Ruling | None:
         """The first ruling that does not allow the command, with the values of an item."""
-        book = self._book = load_book(self._setting.root, self._slip.plan)
+        book = self._book = self._rules()
         given = self._work.fields("env")
         env = {key: given.text(key) for key in given.all()}
         text = self._work.text("command")
@@ -320,6 +323,12 @@ class _Preparation:
         for ruling in rulings:
             _EXECUTOR.debug("%s of %s: %s", self._slip.task, self._slip.batch, ruling)
         return None
+
+    def _rules(self) -> RuleBook:
+        books, plan = self._setting.books, self._slip.plan
+        if plan not in books:
+            books[plan] = load_book(self._setting.root, plan)
+        return books[plan]
 
     def _is_approved(self) -> bool:
         slip = self._slip
@@ -434,6 +443,12 @@ class _Preparation:
 def _parsed(text: str) -> Command:
     """A command as bash reads it. All tasks of a fan-out have the same text."""
     return parse_command(text)
+
+
+@functools.lru_cache(maxsize=1)
+def _path_of(shell: str) -> str:
+    """Where the shell is. A bare name is looked for in every folder of PATH, for each task and by bash once more."""
+    return shutil.which(shell) or shell
 
 
 def _escaping(value_of: ValueOf) -> ValueOf:
@@ -635,8 +650,7 @@ def _answer(setting: Setting, prepared: Prepared, ended: Ended) -> dict[str, obj
     """What a task gives as its result: its result.json, else the last line of its output if that is a JSON object."""
     path = _result_path(setting, prepared.job.id)
     try:
-        with open_folder(path.parent) as folder:
-            said = read_regular(path.name, dir_fd=folder, bytes_max=limits.TASK_RESULT_BYTES_MAX)
+        said = read_regular(os.fspath(path), bytes_max=limits.TASK_RESULT_BYTES_MAX)
     except (FileNotFoundError, NotAFile):
         said = b""
     if not said.strip():  # a task in a sandbox finds the file there, and empty
@@ -705,6 +719,8 @@ def _clear(setting: Setting, prepared: Prepared, ended: Ended) -> None:
     """Remove the private files of a task that is concluded."""
     used: Iterable[Path | None] = (ended.out.file, ended.err.file, _result_path(setting, prepared.job.id))
     for path in used:
-        if path is not None:
+        if path is not None and os.path.lexists(path):
             path.unlink(missing_ok=True)
-    shutil.rmtree(_passing_folder(setting, prepared.job.id), ignore_errors=True)
+    passing = _passing_folder(setting, prepared.job.id)
+    if passing.is_dir():
+        shutil.rmtree(passing, ignore_errors=True)

@@ -1,0 +1,107 @@
+"""Tasks that an agent claims before a slot is free: only quick ones, never for long, and each runs once."""
+
+import json
+from typing import Any, cast
+
+import pytest
+
+from support.eventually import wait_until
+from support.fleet_rig import FleetRig
+from watchbill import limits
+from watchbill.fleet import places
+from watchbill.fleet.ahead import Ahead
+from watchbill.fleet.signals import Order
+from watchbill.fleet.slips import Slip
+from watchbill.fleet.work import Prepared
+from watchbill.plans.task import TaskClass
+from watchbill.processes.crew import Job
+
+#: The twentieth of thirty tasks does not end before it is told to.
+TASKS = (
+    "### t\n- **command**: `test {ITEM} != 20 || until test -e {BATCH_PATH}/go; do sleep 0.1; done`\n"
+    "- **foreach**: items.json\n"
+)
+
+
+def held_by(rig: FleetRig, agent: str) -> list[str]:
+    return rig.disk.names(places.processing_folder(agent))
+
+
+def submitted(rig: FleetRig) -> None:
+    folder = rig.submit("b1", TASKS)
+    (folder / "items.json").write_text(json.dumps(list(range(1, 31))))
+
+
+def works_at_the_long_one(rig: FleetRig) -> bool:
+    rig.turn()
+    return ["t_20" in name for name in held_by(rig, "cpu-1")] == [True]
+
+
+def test_what_is_claimed_ahead_of_a_long_task_goes_back_and_runs_once(rig: FleetRig) -> None:
+    """FLEET-01, FLEET-09: others may take it, under the same token; nothing counts as lost."""
+    submitted(rig)
+    agent = rig.start("cpu-1", "--cpu-slots", "1")
+    wait_until(lambda: works_at_the_long_one(rig))
+    assert any(line.count(".a1.json") > 1 for line in agent.said().splitlines() if " claimed " in line)
+    queued = rig.disk.names(places.QUEUE)
+    assert len(queued) == 10 and all(".a1." in name for name in queued)
+    rig.start("cpu-2", "--cpu-slots", "1")
+    wait_until(lambda: rig.turn() or len(rig.entries("b1", "accept")) == 29)
+    (rig.batch_folder("b1") / "go").touch()
+    wait_until(rig.turn)
+    accepted = [(entry["task"], entry["attempt"]) for entry in rig.entries("b1", "accept")]
+    assert sorted(accepted) == sorted((f"t_{number}", 1) for number in range(1, 31))
+    assert not rig.entries("b1", "lost") and not rig.entries("b1", "revoke")
+
+
+def test_an_agent_that_leaves_starts_nothing_of_what_it_claimed_ahead(rig: FleetRig) -> None:
+    """FLEET-07: stop means that it finishes what runs, and starts nothing."""
+    submitted(rig)
+    agent = rig.start("cpu-1", "--cpu-slots", "1")
+    wait_until(lambda: works_at_the_long_one(rig))
+    rig.signal("cpu-1", Order.STOP)
+    (rig.batch_folder("b1") / "go").touch()
+    assert agent.process.wait(30) == 0
+    wait_until(lambda: rig.turn() or held_by(rig, "cpu-1") == [])
+    assert len(rig.disk.names(places.QUEUE)) == 10
+    assert len(rig.entries("b1", "accept")) == 20 and not rig.entries("b1", "lost")
+
+
+# ------------------------------------------------------------------ how many
+
+
+def prepared(name: str) -> Prepared:
+    slip = Slip("t", "b", "p", 1, 1, 0, (), cast("dict[str, Any]", {}), (), cast("dict[str, Any]", {}))
+    return Prepared(name, slip, TaskClass.CPU, Job(name, ("true",), {}))
+
+
+def test_only_quick_tasks_are_claimed_ahead_and_several_at_once() -> None:
+    """FLEET-02: a slot is what a task runs in; more are claimed only for milliseconds."""
+    ahead = Ahead(slots=4)
+    assert ahead.room() == 0  # nothing is known about its tasks yet
+    ahead.ended(2)
+    assert ahead.room() == 4 * limits.AHEAD_PER_SLOT
+    for number in range(5):
+        ahead.put(prepared(f"s{number}"))
+    assert ahead.room() == 0  # it has enough for now
+    assert [each.name for each in (ahead.take(), ahead.take()) if each is not None] == ["s0", "s1"]
+    assert ahead.room() == 4 * limits.AHEAD_PER_SLOT - 3
+    ahead.drop({"s3"})
+    assert ahead.names == {"s2", "s4"}
+    ahead.ended(60_000)
+    assert ahead.room() == 0
+
+
+def test_what_waits_too_long_is_returned_and_nothing_more_is_claimed_ahead(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """FLEET-09: until another task was quick."""
+    ahead = Ahead(slots=1)
+    ahead.ended(1)
+    ahead.put(prepared("a"))
+    assert ahead.overdue() == []
+    monkeypatch.setattr(limits, "AHEAD_MS_MAX", 0)
+    ahead.drop({"a"})
+    ahead.put(prepared("b"))
+    assert [each.name for each in ahead.overdue()] == ["b"]
+    assert len(ahead) == 0 and ahead.room() == 0
