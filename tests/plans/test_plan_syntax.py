@@ -262,3 +262,40 @@ def test_a_program_in_a_quoted_here_document_keeps_its_own_braces() -> None:
     for text in ('f"{day}"', 'f"{BATCH_PATH}"', 'f"{ITEM}"'):
         [error] = check(HERE.replace("{TEXT}", text)).findings.errors
         assert error.line == 9 and "quoted end word" in error.text
+
+
+# ------------------------------------------------------------------ dependencies in other words
+
+WAITS = (
+    "# P\n## Tasks\n### a\n- command: ls\n### b\n- command: `ls {{ITEM}}`\n- foreach: m.json\n"
+    "### Split Chapters\n- command: ls\n### last\n- command: ls\n- depends_on: {words}\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("words", "names"),
+    [
+        ("all of b", ["b"]), ("every b", ["b"]), ("all b tasks", ["b"]), ("b (all items)", ["b"]), ("b_*", ["b"]),
+        ("all of `b`", ["b"]), ("task b", ["b"]), ("b tasks completed", ["b"]), ("a and b", ["a", "b"]),
+        ("a, all of b and Split Chapters", ["a", "b", "split_chapters"]), ("a; b", ["a", "b"]),
+        ("a, a and b", ["a", "b"]),
+    ],
+)  # fmt: skip
+def test_dependencies_may_be_named_in_words(words: str, names: list[str]) -> None:
+    """PLAN-01: as people write that a task waits for all tasks of a foreach, or for several."""
+    checked = check(WAITS.format(words=words))
+    assert checked.findings.errors == []
+    assert [each.name for each in checked.plan.tasks[-1].depends_on] == names
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        ("all", "name them: a, b, split_chapters"), ("all previous tasks", "name them: a, b, split_chapters"),
+        ("any of b", "name a task"), ("a and nothing_like_it", ""), ("all of c", ""),
+    ],
+)  # fmt: skip
+def test_words_that_name_no_task_are_an_error_with_its_line(words: str, hint: str) -> None:
+    """PLAN-03: nothing is guessed."""
+    (error,) = check(WAITS.format(words=words)).findings.errors
+    assert error.line == 12 and hint in error.hint

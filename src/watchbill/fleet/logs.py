@@ -53,7 +53,7 @@ def set_up_logs(
     logging.basicConfig(handlers=handlers)
     # Four lines of each task at INFO were a third of an agent's own work. No line names its caller, thread or process.
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
-    logging._srcfile = None  # pyright: ignore[reportAttributeAccessIssue]  see "Optimization" in Python's logging HOWTO
+    logging._srcfile = None  # pyright: ignore[reportPrivateUsage]  see "Optimization" in Python's logging HOWTO
     set_levels(environment, least)
 
 
@@ -69,7 +69,7 @@ class _Formatter(logging.Formatter):
         if second != self._second:
             self._text = time.strftime(datefmt or self.default_time_format, time.localtime(second))
             self._second = second
-        return self.default_msec_format % (self._text, record.msecs)
+        return f"{self._text},{int(record.msecs):03d}"
 
 
 def set_levels(environment: Mapping[str, str], least: int = logging.NOTSET) -> None:

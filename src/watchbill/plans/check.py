@@ -7,7 +7,7 @@ one, commands that bash cannot parse, scripts that are not there.
 
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from watchbill import limits
@@ -16,12 +16,13 @@ from watchbill.names import inside
 from watchbill.plans.bash_reader import parse_command
 from watchbill.plans.command import Command
 from watchbill.plans.document import read_document
-from watchbill.plans.fields import name_of_title, read_task
+from watchbill.plans.fields import read_task
 from watchbill.plans.findings import Findings, shown
 from watchbill.plans.inputs import BUILT_INS, Input
 from watchbill.plans.placeholders import Placeholder, places_in
 from watchbill.plans.syntax import BashSyntax, Mistake, Unchecked
 from watchbill.plans.task import Dependency, Task, TaskClass, Text
+from watchbill.plans.wording import with_names
 from watchbill.suggest import nearest
 
 __all__ = ["Checked", "Plan", "check", "files_below", "read_plan"]
@@ -36,6 +37,11 @@ _SCRIPT = re.compile(r"(?<![\w./}~-])(\{PLAN_PATH\}/|\./)?(scripts/[\w./-]+)")
 _IN_PLAN = re.compile(r"\{PLAN_PATH\}/((?!scripts/|history/)[\w./-]+\.(?:py|sh|bash|pl|rb|js|R))(?![\w.])")
 #: Tasks that one note names.
 _NAMED_MAX = 5
+#: Dependencies that name no task in particular.
+_VAGUE = re.compile(
+    r"(?:all|every|everything|each|any)?\s*(?:of)?\s*(?:the)?\s*(?:previous|above|before|others?|rest|tasks?|steps?|\s)*",
+    re.IGNORECASE,
+)
 _CHANGES_FOLDER = re.compile(r"(?:^|[;&|(\n]\s*)(?:cd|pushd)\s")
 
 
@@ -74,7 +80,7 @@ def check(text: str, exists: Exists | None = None, syntax: BashSyntax | None = N
     """Reads and checks a plan. Without `exists` no file is looked for, without `syntax` bash is not asked."""
     findings = Findings()
     document = read_document(text, findings)
-    tasks = _by_title(tuple(read_task(each, findings) for each in document.tasks))
+    tasks = with_names(tuple(read_task(each, findings) for each in document.tasks))
     commands = {task.name: parse_command(task.command.text) for task in tasks if task.command is not None}
     plan = Plan(document.title, document.goal, tuple(document.inputs), tasks, commands)
     named = _names(plan, findings)
@@ -122,20 +128,6 @@ def _unreadable(line: int, text: str, hint: str) -> Checked:
 
 
 # ------------------------------------------------------------------ names and dependencies
-
-
-def _by_title(tasks: tuple[Task, ...]) -> tuple[Task, ...]:
-    """The tasks with dependencies on names, where a dependency has the title of a task: `Split Chapters`."""
-    names = {task.name for task in tasks}
-
-    def named(dependency: Dependency) -> Dependency:
-        name = dependency.name
-        title = name_of_title(name) if name not in names else name
-        return dependency._replace(name=title) if title in names else dependency
-
-    if all(each.name in names for task in tasks for each in task.depends_on):
-        return tasks
-    return tuple(replace(task, depends_on=tuple(map(named, task.depends_on))) for task in tasks)
 
 
 def _names(plan: Plan, findings: Findings) -> dict[str, Task]:
@@ -191,10 +183,18 @@ def _unknown(dependency: Dependency, task: Task, named: dict[str, Task], finding
     def hint() -> str:
         if " " in name and all(part in named for part in name.split()):
             return f"write commas between them: {', '.join(name.split())}"
+        if _VAGUE.fullmatch(name) and (before := _before(task, named)):
+            return f"name them: {before}"
         near = nearest(name, (each for each in named if each != task.name))
         return f"did you mean {shown(near)}?" if near else "name a task of this plan, or write none"
 
     findings.wrong(dependency.line, f"{shown(task.name)} depends on {shown(name)}, which is not a task", hint)
+
+
+def _before(task: Task, named: dict[str, Task]) -> str:
+    """The tasks that stand before another one, as `depends_on` takes them."""
+    found = [name for name, each in named.items() if each.line < task.line]
+    return ", ".join(found[:_NAMED_MAX]) + (", ..." if len(found) > _NAMED_MAX else "")
 
 
 def _item_by_item(dependency: Dependency, task: Task, target: Task, findings: Findings) -> None:
