@@ -299,3 +299,40 @@ def test_words_that_name_no_task_are_an_error_with_its_line(words: str, hint: st
     """PLAN-03: nothing is guessed."""
     (error,) = check(WAITS.format(words=words)).findings.errors
     assert error.line == 12 and hint in error.hint
+
+
+# ------------------------------------------------------------------ what newcomers write
+
+
+@pytest.mark.parametrize(
+    ("tasks", "line", "says", "hint"),
+    [
+        ("## scan\n- command: ls\n", 2, "this section has no ### headings", "### NAME"),
+        ("1. Scan: `ls`\n", 2, "this section has no ### headings", "### NAME"),
+        ("### a\n- command: `ls {ITEM}`\n- foreach: data/*.mp4\n", 5, "is a pattern", "{BATCH_PATH}/items.json"),
+        ("### a\n- command: `ls {ITEM}`\n- foreach: [1, 2]\n", 5, "not the items themselves", "items.json"),
+        ("### a\n- command: ls\n- task_class: gpu\n", 5, "gpu is not a task_class", "write script"),
+        ("### a\n- command: ls\n- executor: gpu-1\n", 5, "gpu-1 is not an executor", "worker"),
+        ("### a\n- command: `ls {{ BATCH_ID }}`\n", 4, "is no placeholder", "write {BATCH_ID}"),
+        ("### a\n- command: `ls {{ITEM.id}}`\n- foreach: m.json\n", 4, "is no placeholder", "write {ITEM.id}"),
+    ],
+)  # fmt: skip
+def test_what_newcomers_write_is_answered_with_the_line_and_what_to_write(
+    tasks: str, line: int, says: str, hint: str
+) -> None:
+    """PLAN-01, PLAN-03: one error each, and none that only follows from it."""
+    (error,) = check(f"# P\n## Tasks\n{tasks}").findings.errors
+    assert error.line == line and says in error.text and hint in error.hint
+
+
+def test_what_may_be_meant_otherwise_is_a_note() -> None:
+    """PLAN-03: a variable with the name of an input, a manifest that is not there yet."""
+    plan = (
+        "# P\n## Inputs\n- `SRC` (default: x)\n- `OUT` (default: y)\n## Tasks\n"
+        "### a\n- command: `OUT=1; ls $SRC $OUT $HOME {ITEM}`\n- foreach: m.json\n"
+    )
+    found = check(plan, exists=lambda _: False)
+    notes = [(note.line, note.text) for note in found.findings.notes]
+    assert found.is_right
+    assert [line for line, text in notes if "variable of the shell" in text] == [7]
+    assert [line for line, text in notes if "is not in the plan's folder yet" in text] == [8]

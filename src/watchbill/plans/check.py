@@ -19,7 +19,7 @@ from watchbill.plans.document import read_document
 from watchbill.plans.fields import read_task
 from watchbill.plans.findings import Findings, shown
 from watchbill.plans.inputs import BUILT_INS, Input
-from watchbill.plans.placeholders import Placeholder, places_in
+from watchbill.plans.placeholders import ITEM, Placeholder, places_in
 from watchbill.plans.syntax import BashSyntax, Mistake, Unchecked
 from watchbill.plans.task import Dependency, Task, TaskClass, Text
 from watchbill.plans.wording import with_names
@@ -37,6 +37,9 @@ _SCRIPT = re.compile(r"(?<![\w./}~-])(\{PLAN_PATH\}/|\./)?(scripts/[\w./-]+)")
 _IN_PLAN = re.compile(r"\{PLAN_PATH\}/((?!scripts/|history/)[\w./-]+\.(?:py|sh|bash|pl|rb|js|R))(?![\w.])")
 #: Tasks that one note names.
 _NAMED_MAX = 5
+_DOUBLE_BRACES = re.compile(r"\{\{\s*([A-Za-z_][\w.]*)\s*\}\}")
+_VARIABLE = re.compile(r"(?<!\\)\$([A-Za-z_]\w*)")
+_ASSIGNED = re.compile(r"\b([A-Za-z_]\w*)=|\bfor\s+([A-Za-z_]\w*)")
 #: Dependencies that name no task in particular.
 _VAGUE = re.compile(
     r"(?:all|every|everything|each|any)?\s*(?:of)?\s*(?:the)?\s*(?:previous|above|before|others?|rest|tasks?|steps?|\s)*",
@@ -317,12 +320,29 @@ def _placeholders(plan: Plan, findings: Findings) -> None:
                 "{ITEM} cannot stand in the foreach that makes the items",
                 "name the file",
             )
+        _other_spellings(task, plan, fillable, findings)
         for line, place in places_of(task, command):
             if place.is_item and task.foreach is None:
                 text = f"{place} has no item: the task {shown(task.name)} has no foreach"
                 findings.wrong(line, text, "add - **foreach**: FILE.json:path.to.array")
             elif not place.is_item and (place.name not in fillable or place.fields):
                 findings.wrong(line, f"nothing fills {place}", lambda place=place: _how_to_fill(place, known))
+
+
+def _other_spellings(task: Task, plan: Plan, fillable: frozenset[str], findings: Findings) -> None:
+    """Placeholders that are written as in another language."""
+    for text in (each for each in (task.command, task.prompt) if each is not None):
+        for match in _DOUBLE_BRACES.finditer(text.text):
+            if match[1].partition(".")[0] in {*fillable, ITEM}:
+                says = f"{shown(match[0])} is no placeholder"
+                findings.wrong(_line_at(text, match.start()), says, f"write {{{match[1]}}}")
+    if task.command is not None:
+        assigned = {name for found in _ASSIGNED.findall(task.command.text) for name in found}
+        inputs = {each.name for each in plan.inputs} - {name for name, _ in task.env} - assigned
+        for match in _VARIABLE.finditer(task.command.text):
+            if match[1] in inputs:
+                says = f"${match[1]} is a variable of the shell; the input of this name is written {{{match[1]}}}"
+                findings.note(_line_at(task.command, match.start()), says)
 
 
 def _how_to_fill(place: Placeholder, known: list[str]) -> str:
@@ -395,6 +415,17 @@ def _files(plan: Plan, exists: Exists, findings: Findings) -> None:
                 findings.wrong(
                     line, f"{shown(path)} is not in the plan's folder", "add the file, or correct its path"
                 )
+        _manifest(task, exists, findings)
+
+
+def _manifest(task: Task, exists: Exists, findings: Findings) -> None:
+    """Tell of a foreach whose file no task before it can write, and that is not there yet."""
+    if task.foreach is None or task.depends_on:
+        return
+    path = task.foreach.file.removeprefix("{PLAN_PATH}/")
+    if "{" not in path and not path.startswith("/") and not exists(path):
+        says = f"{shown(path)} is not in the plan's folder yet, and {shown(task.name)} waits for no task that writes it"
+        findings.note(task.line_of("foreach"), says)
 
 
 def files_of(task: Task) -> Iterator[tuple[int, str]]:

@@ -100,7 +100,7 @@ class _Reader:
         self._findings = findings
         self._document = Document()
         self._section = ""
-        self._sections: set[str] = set()
+        self._sections: dict[str, int] = {}  # with the line of the first heading
         self._task: TaskText | None = None
         self._entry: Entry | None = None
         self._after_blank = False
@@ -134,10 +134,17 @@ class _Reader:
             # A Workflow beside the Tasks is an overview, unless its headings are tasks themselves.
             document.tasks = [task for task in document.tasks if task.entries or not task.in_workflow]
         if not document.tasks:
-            self._findings.wrong(
-                1, "there are no tasks", "write a section ## Tasks with one ### heading per task"
-            )
+            self._miss_tasks()
         return document
+
+    def _miss_tasks(self) -> None:
+        line = self._sections.get("tasks") or self._sections.get("workflow")
+        if line is None:
+            hint = "write a section ## Tasks with one ### heading per task"
+            self._findings.wrong(1, "there are no tasks", hint)
+        else:
+            hint = "write one ### NAME for each task, and - **command**: with what is run below it"
+            self._findings.wrong(line, "there are no tasks: this section has no ### headings", hint)
 
     # ------------------------------------------------------------ headings
 
@@ -147,7 +154,7 @@ class _Reader:
             self._document.title = self._document.title or title
         elif level == 2:
             self._task, self._section = None, _section_of(title)
-            self._sections.add(self._section)
+            self._sections.setdefault(self._section, self._at + 1)
         elif level == 3 and self._section in ("tasks", "workflow"):
             self._task = self._new_task(title)
         # Deeper headings divide the prose of a task, nothing else.

@@ -35,11 +35,22 @@ from watchbill.units import Millis, parse_millis
 
 __all__ = ["name_of_title", "read_task"]
 
+#: What people write for a class of tasks, and what they may mean.
+_MEANT = {
+    "gpu": "write script for a command that uses the card, or llm for one that asks a model",
+    "cuda": "write script for a command that uses the card",
+    "shell": "write cpu, or script for a command that uses the card",
+    "python": "write cpu, or script for a program that uses the card",
+    "model": "write llm",
+}
 _META_COMMANDS = tuple(each.value for each in MetaCommand)
 _META_COMMAND = re.compile(rf"({'|'.join(_META_COMMANDS)})(\s+[A-Za-z0-9][A-Za-z0-9-]*)?")
 
 #: A command that is one quoted word.
 _ALL_IN_QUOTES = re.compile(r"""\"((?:[^\"\\]|\\.)*)\"|'([^']*)'""", re.DOTALL)
+#: In foreach: a list or an object of JSON, and the signs of a pattern.
+_ITEMS_THEMSELVES = re.compile(r"\[|\{\s*[\"'}]")
+_PATTERN = re.compile(r"[*?]")
 _NOTHING = frozenset({"", "none", "[]", "-", "n/a", "null", "nothing", "{}"})
 _YES, _NO = frozenset({"yes", "true", "on", "1"}), frozenset({"no", "false", "off", "0"})
 _REMARK = re.compile(r"\s*\([^()]*\)$")
@@ -292,8 +303,11 @@ class _Fields:
         word = text.lower().replace("-", "_")
         if word in words:
             return word
+        article = "an" if key[0] in "aeiou" else "a"
         self._wrong(
-            self._line(key), f"{shown(text)} is not a {key}", lambda: did_you_mean(text.lower(), list(words))
+            self._line(key),
+            f"{shown(text)} is not {article} {key}",
+            lambda: _MEANT.get(word) or did_you_mean(text.lower(), list(words)),
         )
         return default
 
@@ -413,6 +427,18 @@ class _Fields:
         text = self._plain("foreach")
         if text is None:
             return None
+        if _ITEMS_THEMSELVES.match(text):
+            self._wrong(
+                self._line("foreach"), "foreach takes a file, not the items themselves",
+                "write them into items.json in the plan's folder, and - **foreach**: items.json",
+            )  # fmt: skip
+            return Place(text, ())
+        if _PATTERN.search(text):
+            self._wrong(
+                self._line("foreach"), f"foreach takes a JSON file, and {shown(text)} is a pattern",
+                "let a task write the names into {BATCH_PATH}/items.json, and name it in depends_on",
+            )  # fmt: skip
+            return Place(text, ())
         file, colon, path = text.rpartition(":")
         parts = tuple(path.strip().split(".")) if path.strip() else ()
         if not colon:
