@@ -34,10 +34,13 @@ class Disk:
         with open(self._image, "wb") as image:
             image.truncate(SIZE_MIB[kind] * 1024 * 1024)
         run_tool(f"mkfs.{kind}", "-q", os.fspath(self._image))
+        # One device for the whole life of the disk. `mount -o loop` makes one for each mount, and may meet the last one
+        # while the kernel takes it away; a disk that answered EIO after a cut was seen once, and never again.
+        self._device = run_tool("losetup", "--find", "--show", os.fspath(self._image))
         self.mount()
 
     def mount(self) -> None:
-        run_tool("mount", "-o", "loop", os.fspath(self._image), os.fspath(self.path))
+        run_tool("mount", self._device, os.fspath(self.path))
 
     def shut_down(self) -> None:
         """Drop all that was never flushed, now, under whoever is writing."""
@@ -57,14 +60,16 @@ class Disk:
 
     def remove(self) -> None:
         subprocess.run(["umount", "-l", os.fspath(self.path)], check=False, capture_output=True)
+        subprocess.run(["losetup", "--detach", self._device], check=False, capture_output=True)
         self._image.unlink()
 
 
-def run_tool(*command: str) -> None:
-    """Run a program of the system. Raises OSError with what it says."""
+def run_tool(*command: str) -> str:
+    """Run a program of the system and return what it prints. Raises OSError with what it says."""
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise OSError(f"{' '.join(command)}: {done.stderr.strip()}")
+    return done.stdout.strip()
 
 
 def need_root_and(*programs: str) -> None:
