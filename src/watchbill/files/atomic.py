@@ -201,7 +201,7 @@ def open_shared(path: str | Path, flags: int, *, dir_fd: int | None = None) -> i
 
 
 @contextlib.contextmanager
-def open_folder(path: Path, *, own: bool = False) -> Generator[int]:
+def open_folder(path: str | Path, *, own: bool = False) -> Generator[int]:
     """Hold a folder open, for what is done to the files in it. One that only Watchbill makes (`own`) is no link: else
     NotADirectoryError is raised."""
     fd = os.open(path, _OWN_FOLDER if own else os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

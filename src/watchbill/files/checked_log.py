@@ -21,13 +21,15 @@ from pathlib import Path
 
 from watchbill.files.append_log import AppendLog
 from watchbill.files.atomic import FILE_MODE, open_regular
-from watchbill.files.limits import LINE_BYTES_MAX, LINES_READ_BYTES
+from watchbill.files.limits import LINE_BYTES_MAX, LINES_LOOK_BYTES, LINES_READ_BYTES
 
 __all__ = ["CheckedLog", "LineReader", "checked_line", "whole_lines"]
 
 #: Eight digits and a space before the payload, a newline behind it.
 _SPACE_AT = 8
 _AROUND_BYTES = _SPACE_AT + 2
+#: Nothing but newlines that are filled ahead follows: no line is empty.
+_FILLED = b"\n\n"
 
 
 class CheckedLog:
@@ -71,7 +73,7 @@ class CheckedLog:
 class LineReader:
     """Reads a checked log that grows, from where it stopped."""
 
-    def __init__(self, path: Path, offset: int = 0) -> None:
+    def __init__(self, path: str | Path, offset: int = 0) -> None:
         self.path = path
         self.offset = offset  # every line before it was right, and has been returned
 
@@ -83,7 +85,9 @@ class LineReader:
         """
         fd = open_regular(self.path)
         try:
-            data = self._bytes(fd, LINES_READ_BYTES, until)
+            data = self._bytes(fd, LINES_LOOK_BYTES, until)
+            if len(data) == LINES_LOOK_BYTES and not data.endswith(_FILLED):
+                data = self._bytes(fd, LINES_READ_BYTES, until)
             if len(data) == LINES_READ_BYTES and b"\n" not in data:  # a line that is longer than one look
                 data = self._bytes(fd, LINE_BYTES_MAX + _AROUND_BYTES, until)
         finally:

@@ -6,7 +6,10 @@ LOG_FILL_BYTES = (64 * 1024, 1024 * 1024, 4 * 1024 * 1024)
 LOG_DIRECT_BYTES_MIN = 64 * 1024
 #: One line of a checked log, in bytes, without checksum and newline.
 LINE_BYTES_MAX = 16 * 1024 * 1024
-#: How much of a checked log one read takes at least, in bytes; a longer line is read whole.
+#: What a reader of a checked log takes first, in bytes: most looks find a few new lines, or none, before newlines that
+#: are filled ahead.
+LINES_LOOK_BYTES = 16 * 1024
+#: How much of a checked log one read takes at least where there is so much, in bytes; a longer line is read whole.
 LINES_READ_BYTES = 1024 * 1024
 
 #: Folders that one watch listens to besides its main one.

@@ -110,6 +110,7 @@ class FolderDisk:
 
     def __init__(self, root: Path, *, filled: bool = True) -> None:
         self._root = root
+        self._text = os.fspath(root)  # joined as text: a path object costs more than the call of the kernel
         self._filled = filled
 
     @property
@@ -119,13 +120,14 @@ class FolderDisk:
 
     def names(self, folder: str) -> list[str]:
         try:
-            return sorted(name for name in os.listdir(self._root / folder) if not name.startswith("."))
+            return sorted(name for name in os.listdir(f"{self._text}/{folder}") if not name.startswith("."))
         except FileNotFoundError:
             return []
 
     def read(self, path: str, bytes_max: int) -> bytes:
-        with open_folder((self._root / path).parent) as folder:
-            return read_regular(path.rpartition("/")[2], dir_fd=folder, bytes_max=bytes_max)
+        parent, _, name = path.rpartition("/")
+        with open_folder(f"{self._text}/{parent}") as folder:
+            return read_regular(name, dir_fd=folder, bytes_max=bytes_max)
 
     def has(self, pattern: str) -> bool:
         found = glob.iglob(pattern, root_dir=self._root, recursive=True, include_hidden=True)
@@ -162,7 +164,7 @@ class FolderDisk:
         create_file(self._root / path, b"", mode=FILE_MODE)
 
     def move(self, source: str, target: str) -> None:
-        os.rename(self._root / source, self._root / target)
+        os.rename(f"{self._text}/{source}", f"{self._text}/{target}")
 
     def remove(self, path: str) -> None:
         try:
@@ -185,7 +187,7 @@ class FolderDisk:
             os.close(fd)
 
     def lines(self, path: str, offset: int, until: int | None = None) -> tuple[list[bytes], int]:
-        reader = LineReader(self._root / path, offset)
+        reader = LineReader(f"{self._text}/{path}", offset)
         try:
             return reader.read(until), reader.offset
         except FileNotFoundError:
