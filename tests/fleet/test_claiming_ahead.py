@@ -8,8 +8,11 @@ import pytest
 from support.eventually import wait_until
 from support.fleet_rig import FleetRig
 from watchbill import limits
+from watchbill.files.host import boot_id
 from watchbill.fleet import places
 from watchbill.fleet.ahead import Ahead
+from watchbill.fleet.desk import Desk
+from watchbill.fleet.heartbeat import Heartbeat, Pulse, write_heartbeat
 from watchbill.fleet.signals import Order
 from watchbill.fleet.slips import Slip
 from watchbill.fleet.work import Prepared
@@ -65,6 +68,39 @@ def test_an_agent_that_leaves_starts_nothing_of_what_it_claimed_ahead(rig: Fleet
     wait_until(lambda: rig.turn() or held_by(rig, "cpu-1") == [])
     assert len(rig.disk.names(places.QUEUE)) == 10
     assert len(rig.entries("b1", "accept")) == 20 and not rig.entries("b1", "lost")
+
+
+def held_by_a_dead_agent(rig: FleetRig) -> list[str]:
+    """Four tasks in the hands of an agent with one slot that is dead; returns their slips."""
+    rig.submit("b1", "".join(f"### t{number}\n- **command**: `true`\n" for number in range(4)))
+    rig.turn()
+    names = rig.disk.names(places.QUEUE)
+    rig.disk.make_folder(places.processing_folder("gone"))
+    rig.disk.make_folder(places.heartbeat_path("gone").rpartition("/")[0])
+    for name in names:
+        rig.disk.move(f"{places.QUEUE}/{name}", f"{places.processing_folder('gone')}/{name}")
+    pulse = Pulse(boot_id(), 2**22 + 1, 1, 1)
+    write_heartbeat(rig.disk, "gone", Heartbeat(pulse, {"name": "gone", "cpu_slots": 1}))
+    return names
+
+
+def test_a_task_that_its_dead_agent_had_not_started_is_not_blamed_for_it(rig: FleetRig) -> None:
+    """FLEET-08: only what may have run counts as a loss; five of them wait for a person. A thousand kills found it."""
+    held_by_a_dead_agent(rig)
+    wait_until(lambda: rig.turn() or len(rig.entries("b1", "revoke")) == 4)
+    causes = [entry["cause"] for entry in sorted(rig.entries("b1", "revoke"), key=lambda each: each["task"])]
+    assert causes == ["agent_dead", "unstarted", "unstarted", "unstarted"]
+    ledger = rig.brain.offer_of(rig.disk.names(places.QUEUE)[0])
+    assert ledger is not None and sum(ledger.ledger.state(f"t{number}").losses for number in range(4)) == 1
+
+
+def test_the_next_life_of_an_agent_reports_what_had_not_started_as_such(rig: FleetRig) -> None:
+    """FLEET-08: one loss for each slot."""
+    names = held_by_a_dead_agent(rig)
+    desk = Desk(rig.root, "gone")
+    assert desk.join(2) == names
+    assert [result["why"] for result in rig.results("gone")] == ["lost", "lost", "unstarted", "unstarted"]
+    wait_until(lambda: rig.turn() or len(rig.entries("b1", "lost")) == 4)
 
 
 # ------------------------------------------------------------------ how many

@@ -135,7 +135,7 @@ class Agent:
         self._sandboxes = await asyncio.to_thread(_sandboxes)
         self._crew.open()
         try:
-            lost = await self._files.do(desk.join)
+            lost = await self._files.do(lambda: desk.join(options.cpu_slots))
             for name in lost:
                 _LOG.info("reported as lost, from the life before: %s", name)
             await self._files.do(lambda: replace_file(self._boot_file, boot_id().encode()))
@@ -481,7 +481,8 @@ class Agent:
     def _finish(self, ended: Ended, peak_vram_mb: int) -> None:
         task = self._running.pop(ended.id)
         if task.prepared.task_class is TaskClass.CPU:
-            self._ahead.ended(ended.ms)
+            if ended.cause is Cause.EXIT:
+                self._ahead.ended(ended.ms)
             self._begin_next()
         self._said_so_far.pop(ended.id, None)
         self._beat_soon()

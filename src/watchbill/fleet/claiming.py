@@ -142,6 +142,16 @@ def needs_heat(name: str, standing: Standing) -> bool:
     return not is_hot and may_claim(name, standing) is None
 
 
+def claimed_ahead(held: Iterable[str], cpu_slots: int) -> frozenset[str]:
+    """The slips in the hands of a dead agent that had hardly started: those of class cpu behind the first of each slot.
+
+    Agents start in the order of their claims. A wrong guess does no harm: a loss is then not counted, or counted.
+    """
+    headlines = ((name, headline_of(name)) for name in sorted(held))
+    of_cpu = [name for name, found in headlines if found is not None and found.task_class is TaskClass.CPU]
+    return frozenset(of_cpu[cpu_slots:]) if cpu_slots > 0 else frozenset()
+
+
 def choose(offered: Iterable[str], standing: Standing, declined: Iterable[str] = ()) -> list[str]:
     """The slips to claim now, in the order of the queue, as if every claim succeeded."""
     skipped = frozenset(declined)

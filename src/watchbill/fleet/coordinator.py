@@ -24,6 +24,7 @@ from watchbill.fleet.abilities import Need, ability_of, need_of
 from watchbill.fleet.active import ActiveBatches, Fanout, Offer
 from watchbill.fleet.acts import Acts
 from watchbill.fleet.board import Board
+from watchbill.fleet.claiming import claimed_ahead
 from watchbill.fleet.disk import Disk
 from watchbill.fleet.entries import Cause, Ended, Fail, Hold, Revoke
 from watchbill.fleet.headway import Headway
@@ -249,8 +250,7 @@ class Coordinator:
             heartbeat = read_heartbeat(self._disk, agent)
             pulse = None if heartbeat is None else heartbeat.pulse
             if self._watcher.is_dead(agent, pulse, now_ms):
-                for name in self._board.held_by(agent):
-                    self._revoke(name, Cause.AGENT_DEAD, agent, now_ms)
+                self._revoke_all_of(agent, heartbeat, now_ms)
             elif heartbeat is not None:
                 living[agent] = heartbeat
         budgets = [heartbeat.budget_mb for heartbeat in living.values()]
@@ -260,6 +260,15 @@ class Coordinator:
         free = self._holding.free_of(living)
         self._crowd = Crowd(free, max(budgets, default=0), slots, _has_judge(living))
         self._look_at_waiting_tasks(now_ms)
+
+    def _revoke_all_of(self, agent: str, heartbeat: Heartbeat | None, now_ms: int) -> None:
+        """Take back what a dead agent holds. A task that had not started there cannot be what killed the agent."""
+        held = self._board.held_by(agent)
+        slots = 0 if heartbeat is None else Fields(heartbeat.values).whole("cpu_slots")
+        ahead = claimed_ahead([name for name in held if name in self._active.tokens], slots)
+        for name in held:
+            cause = Cause.UNSTARTED if name in ahead else Cause.AGENT_DEAD
+            self._revoke(name, cause, agent, now_ms)
 
     def _look_at_waiting_tasks(self, now_ms: int) -> None:
         """Have models loaded for tasks that wait for one, and tell of those that no living agent could run."""

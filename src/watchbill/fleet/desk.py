@@ -17,7 +17,7 @@ from watchbill.errors import OursError
 from watchbill.files.watch import Watch
 from watchbill.fleet import places, signals
 from watchbill.fleet.board import Board
-from watchbill.fleet.claiming import Standing, choose, needs_heat
+from watchbill.fleet.claiming import Standing, choose, claimed_ahead, needs_heat
 from watchbill.fleet.disk import FolderDisk
 from watchbill.fleet.heartbeat import Heartbeat, read_heartbeat, write_heartbeat
 from watchbill.fleet.permissions import told
@@ -98,13 +98,15 @@ class Desk:
         """The last heartbeat under this name, by whomever."""
         return read_heartbeat(self._disk, self.agent)
 
-    def join(self) -> list[str]:
+    def join(self, cpu_slots: int) -> list[str]:
         """Begin a life: what the former one held is reported as lost at once. Returns the names of these slips."""
         self._board.join(self.agent)
         self._disk.make_folder(os.path.dirname(places.heartbeat_path(self.agent)))
         lost = self._board.held_by(self.agent)
         log = self._open_log()
-        log.commit(Result(name, self.agent, log.life, End.LOST) for name in lost)
+        ahead = claimed_ahead(lost, cpu_slots)
+        ends = ((name, End.UNSTARTED if name in ahead else End.LOST) for name in lost)
+        log.commit(Result(name, self.agent, log.life, end) for name, end in ends)
         self._taken.update(lost)
         return lost
 

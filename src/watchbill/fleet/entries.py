@@ -37,6 +37,7 @@ class Cause(Enum):
     """Why a coordinator takes a token back, or leaves a task to a person."""
 
     AGENT_DEAD = "agent_dead"
+    UNSTARTED = "unstarted"  # the same, but it had more slips than slots: this one was claimed ahead
     UNREADABLE = "unreadable"  # the slip was empty after a power cut
     CANCELLED = "cancelled"
     REOPENED = "reopened"  # a task that it depends on runs again

@@ -531,7 +531,11 @@ class Ledger:
 
     @staticmethod
     def _count_loss(entry: "Lost | Revoke", state: TaskState) -> None:
-        blames_nobody = isinstance(entry, Revoke) and entry.cause in (Cause.UNREADABLE, Cause.REOPENED)
+        blames_nobody = (
+            entry.cause in (Cause.UNREADABLE, Cause.REOPENED, Cause.UNSTARTED)
+            if isinstance(entry, Revoke)
+            else entry.end is End.UNSTARTED
+        )
         state.losses += not blames_nobody
         state.agent = entry.agent
 

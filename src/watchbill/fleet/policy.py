@@ -7,7 +7,8 @@ later with a higher priority does not wait behind them.
 After an attempt, in this order:
 
     1. done                                     accept
-    2. the agent or the slip was lost           again at once; not counted; the fifth loss waits for a person
+    2. the agent or the slip was lost           again at once; not counted; the fifth loss waits for a person,
+                                                without those in which it had not started
     3. soft stop (exit code 75)                 again at once; not counted
     4. not runnable here (126, 127)             once more, on another agent if there is one; then failed
     5. out of memory                            counted; again with 1.5 x the memory, at most the largest budget
@@ -32,7 +33,7 @@ from watchbill.plans.task import TaskClass
 
 __all__ = ["Crowd", "Lineup", "hold_of", "judge", "window_of"]
 
-_LOSSES = (End.LOST, End.UNREADABLE)
+_LOSSES = (End.LOST, End.UNREADABLE, End.UNSTARTED)
 #: Every further attempt would end in the same way.
 _HOPELESS = (End.BLOCKED, End.UNPARSABLE, End.WRONG)
 

@@ -39,6 +39,7 @@ class End(Enum):
     POOR = "poor"  # the coordinator's model scored the answer below 3 of 5
     ABORTED = "aborted"  # by a signal file
     LOST = "lost"  # the agent died, and its next life says so
+    UNSTARTED = "unstarted"  # the same, but it had more slips than slots: this one was claimed ahead
     UNREADABLE = "unreadable"  # the slip could not be read
     BLOCKED = "blocked"  # a rule of permissions.toml denies the command
     NEEDS_APPROVAL = "needs_approval"  # a person has to allow the command
