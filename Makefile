@@ -15,7 +15,7 @@ JOBS ?= 2
 # The form in which locks are made: hashes, every platform, no download addresses.
 LOCK = $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
 	--no-header --no-annotate $(if $(UPGRADE),--upgrade)
-EXTRAS = --extra fast --extra local --extra schema --extra sign
+EXTRAS = --extra fast --extra local --extra nats --extra schema --extra sign
 
 .DEFAULT_GOAL := help
 .PHONY: help python setup setup-dev up test check docs bench torture lock clean

@@ -90,11 +90,14 @@ class Consumer:
         """Seconds until the last event that was put back may be leased here again."""
         return max(0.0, self._rest_ends_s - time.monotonic())
 
-    def lease(self, *, rescan: bool = True, retries: bool = True, batch: bool = False) -> Lease | None:
+    def lease(
+        self, *, rescan: bool = True, retries: bool = True, batch: bool = False, counts: bool = True
+    ) -> Lease | None:
         """Lease the oldest event, or return None when nothing waits. Raises SpoolFull, SpoolBroken.
 
         Without `rescan` only events of the last listing are leased; without `retries` an event that was
-        leased before is left for the next call. With `batch` it goes into the folder of the open batch.
+        leased before is left for the next call. With `batch` it goes into the folder of the open batch. Without
+        `counts` its name keeps the attempt: the death of this worker uses up none.
         """
         if self._orphans:
             self._return_orphans()
@@ -107,7 +110,7 @@ class Consumer:
                     if not retries and not path.endswith("~0.jsonl") and attempt_of(path) > 0:
                         self._candidates.push_back(path)
                         return None
-                    lease = self._claim(path, batch)
+                    lease = self._claim(path, batch, counts)
                     if lease is not None:
                         self.in_flight += 1
                         return lease
@@ -226,7 +229,7 @@ class Consumer:
         """False after its folder was removed, or its spool was moved."""
         return self._owner.is_ours and self._root_fd == self._layout.root_fd
 
-    def _claim(self, path: str, batch: bool) -> Lease | None:
+    def _claim(self, path: str, batch: bool, counts: bool) -> Lease | None:
         name = path.rpartition("/")[2]
         if self._resting and not self._is_rested(stem_of(name)):
             return None
@@ -236,15 +239,16 @@ class Consumer:
             if own is None:
                 lease = self._claim_foreign(path, name, target, folder)
             else:
-                os.rename(path, own[0], src_dir_fd=self._layout.queue_fd, dst_dir_fd=target)
-                lease = Lease(own[0], own[1], True, folder, folder + own[0])
+                leased = own[0] if counts else name
+                os.rename(path, leased, src_dir_fd=self._layout.queue_fd, dst_dir_fd=target)
+                lease = Lease(leased, own[1], True, folder, folder + leased)
         except FileNotFoundError:
             if os.fstat(target).st_nlink:
                 return None  # another worker was faster
             if not batch:
                 raise  # our own folder was removed, and every later try would fail the same way
             self._close_batch()
-            return self._claim(path, batch)
+            return self._claim(path, batch, counts)
         except OSError as error:
             if error.errno not in _THIS_FILE_ONLY:
                 raise

@@ -9,23 +9,19 @@ worker cannot take others to poison. An event that the corpus already holds, bec
 and done, is finished and never poisoned. Several drains may run on one spool; with `ordered` only one at a time.
 """
 
-import fcntl
-import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
-from pathlib import Path
 from typing import Protocol
 
-from watchbill.files.atomic import make_folder, open_shared
+from watchbill.spool.backend import AnySpool
 from watchbill.spool.consumer import rest_after
 from watchbill.spool.corpus import Corpus
 from watchbill.spool.events import Event, Id, event_id
-from watchbill.spool.faults import LeaseLost, PoisonEvent, SpoolBroken, SpoolFull, SpoolLayout, disk_fault
-from watchbill.spool.item import BadLine, Item, read_events
+from watchbill.spool.faults import LeaseLost, PoisonEvent, SpoolBroken, SpoolFull, SpoolLayout
+from watchbill.spool.item import BadLine, Item
 from watchbill.spool.limits import BACKOFF_FIRST_S, BACKOFF_LAST_S, DRAIN_BATCH, DRAIN_BATCH_BYTES_MAX, POLL_S
-from watchbill.spool.queue import Spool
 from watchbill.spool.schema import BuiltinSchema, Schema
 
 __all__ = ["Drain", "DrainReport", "Verifier", "drain_all"]
@@ -37,8 +33,8 @@ ANY_KIND = "*"
 class Verifier(Protocol):
     """Checks signatures; `watchbill.spool.signing` has one."""
 
-    def refuse(self, spool: Spool, name: str, content: bytes) -> str | None:
-        """Return why the signature beside this file is not accepted, or None."""
+    def refuse(self, spool: AnySpool, name: str, content: bytes) -> str | None:
+        """Return why the signature beside this event is not accepted, or None."""
         ...
 
 
@@ -62,7 +58,7 @@ class Drain:
 
     def __init__(
         self,
-        spool: Spool,
+        spool: AnySpool,
         corpora: Corpus | Mapping[str, Corpus],
         *,
         schema: Schema | None = None,
@@ -85,7 +81,6 @@ class Drain:
         self._poll_s = poll_s
         self._batch = batch
         self._ordered = ordered
-        self._order_fd = -1
         self._given_up = spool.given_up
         self._stop = threading.Event()
         self._active_at_s = time.monotonic()
@@ -178,9 +173,9 @@ class Drain:
             self._split_out(item, index, f"schema: {reason}")
         return self._handle is None or self._run(self._handle, item)
 
-    def _is_any_stored(self, path: Path) -> bool:
-        """Whether the corpus holds an event of this file. Raises SpoolFull or SpoolBroken."""
-        return any(self._known(read_events(path)))
+    def _is_any_stored(self, events: list[tuple[Event, bytes]]) -> bool:
+        """Whether the corpus holds one of these events. Raises SpoolFull or SpoolBroken."""
+        return any(self._known(events))
 
     def _known(self, events: Iterable[tuple[Event, bytes]]) -> list[bool]:
         """Return for each event, in no order, whether its corpus holds it."""
@@ -283,43 +278,14 @@ class Drain:
         return kind if isinstance(kind, str) and kind in self._corpora else ANY_KIND
 
     def _may_go(self) -> bool:
-        """With `ordered`: whether the spool-wide lock is ours."""
-        if not self._ordered:
-            return True
-        path: Path = self.spool.layout.root / ".ordered.lock"
-        try:
-            if self._order_fd >= 0 and _is_at(path, self._order_fd):
-                return True
-            self._let_order_go()  # the lock of a spool that was moved
-            make_folder(path.parent)
-            fd = open_shared(path, os.O_RDWR)
-        except OSError as error:
-            raise disk_fault(error, "open the lock that keeps the order") from error
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(fd)
-            return False
-        self._order_fd = fd
-        return True
+        """With `ordered`: whether the turn of the whole spool is ours."""
+        return not self._ordered or self.spool.take_turn()
 
     def _let_go(self) -> None:
         for corpus in self._corpora.values():
             corpus.close()
-        self._let_order_go()
-
-    def _let_order_go(self) -> None:
-        if self._order_fd >= 0:
-            os.close(self._order_fd)
-            self._order_fd = -1
-
-
-def _is_at(path: Path, fd: int) -> bool:
-    """Whether an open file is the one that has the name now."""
-    try:
-        return os.path.samestat(os.stat(path), os.fstat(fd))
-    except FileNotFoundError:
-        return False
+        if self._ordered:
+            self.spool.let_turn_go()
 
 
 def drain_all(drains: list[Drain], *, once: bool = False) -> DrainReport:

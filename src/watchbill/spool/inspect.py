@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from watchbill.files.atomic import NotAFile, open_folder, read_regular, write_file_durable
+from watchbill.files.atomic import NotAFile, make_folder, open_folder, read_regular, write_file_durable
 from watchbill.files.owner import LOCK_NAME, take_dead
-from watchbill.spool.consumer import move_unique, reason_bytes
+from watchbill.spool.consumer import done_folder, move_unique, reason_bytes
 from watchbill.spool.faults import LeaseLost, SpoolLayout, disk_fault
 from watchbill.spool.layout import Layout, State, walk_events
 from watchbill.spool.limits import BUNDLE_BYTES_MAX
@@ -28,7 +28,7 @@ from watchbill.spool.term import holds
 
 __all__ = [
     "Entry", "Stats", "by_age", "counts", "entries", "find", "find_leased", "in_folders", "oldest", "poison_named",
-    "release_named", "requeue", "show", "stats",
+    "put_away", "release_named", "requeue", "show", "stats",
 ]  # fmt: skip
 
 _Found = tuple[State, os.DirEntry[str]]
@@ -46,11 +46,13 @@ class Entry:
     size_bytes: int
     age_ms: int
     folder: str  # worker, date or bucket; "" when it lies flat
+    place: tuple[str, int] | None = None  # on a broker: stream and number
+    told: dict[str, Any] | None = None  # the reason, where no file holds it
 
     @property
     def reason(self) -> dict[str, Any]:
         """Why it was poisoned; empty if that is not recorded."""
-        return _reason(self.path)
+        return _reason(self.path) if self.told is None else self.told
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +162,18 @@ def show(spool: Spool, what: str | Entry) -> tuple[Entry, bytes]:
     except (NotAFile, OSError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise SpoolLayout(f"{entry.path} cannot be shown: {reason}") from error
+
+
+def put_away(spool: Spool, entry: Entry) -> None:
+    """Finish a poisoned event that another spool has now."""
+    folder = done_folder(int(time.time()) // 86_400)
+    try:
+        make_folder(spool.layout.root / folder)
+    except OSError as error:
+        raise disk_fault(error, f"open {folder}") from error
+    _move(spool.layout, entry, State.DONE, entry.name, folder)
+    with contextlib.suppress(OSError):
+        entry.path.with_name(entry.name + ".reason.json").unlink()
 
 
 def requeue(spool: Spool, what: str | Entry) -> str:
@@ -291,10 +305,10 @@ def _refuse_living(layout: Layout, entry: Entry, force: bool, holder: bool) -> N
         )
 
 
-def _move(layout: Layout, entry: Entry, state: State, name: str) -> str:
+def _move(layout: Layout, entry: Entry, state: State, name: str, folder_name: str = "") -> str:
     inside = os.fspath(entry.path.parent.relative_to(layout.root))
     try:
-        with layout.entered(inside) as source, layout.entered(state.value) as folder:
+        with layout.entered(inside) as source, layout.entered(folder_name or state.value) as folder:
             return move_unique(entry.path.name, name, src_dir_fd=source, dst_dir_fd=folder)
     except FileNotFoundError as error:
         raise SpoolLayout(f"{entry.name} has moved meanwhile; look again") from error

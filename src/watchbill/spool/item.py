@@ -16,7 +16,9 @@ from watchbill.spool.faults import EventRefused
 from watchbill.spool.limits import BUNDLE_BYTES_MAX, BUNDLE_LINES_MAX
 from watchbill.spool.names import is_bundle, stem_of
 
-__all__ = ["BadLine", "Item", "keep_bad_line", "read_events", "read_item"]
+__all__ = [
+    "BadLine", "Carried", "Item", "bad_line_name", "item_of", "keep_bad_line", "read_events", "read_item",
+]  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +28,16 @@ class BadLine:
     number: int
     line: bytes
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Carried:
+    """An event on its way from one spool to another: it keeps its name, its used attempts and its signature."""
+
+    name: str
+    content: bytes
+    attempts: int
+    signature: bytes | None = None
 
 
 @dataclass(slots=True)
@@ -66,13 +78,17 @@ def read_item(lease: Lease, folder: Path, folder_fd: int, event_bytes_max: int) 
         data = read_regular(lease.path, dir_fd=folder_fd, bytes_max=bytes_max, foreign=not lease.own)
     except NotAFile as error:
         raise EventRefused(str(error)) from error
-    data = data.removesuffix(b"\n")
-    item = Item(lease.name, lease.attempt, folder, [], [], lease, data)
-    if bundle:
+    return item_of(lease, folder, data.removesuffix(b"\n"))
+
+
+def item_of(lease: Lease, folder: Path, content: bytes) -> Item:
+    """The item of a lease with this content. Raises EventRefused with the reason for its poison."""
+    item = Item(lease.name, lease.attempt, folder, [], [], lease, content)
+    if is_bundle(lease.name):
         _read_lines(item)
     else:
-        item.lines.append(data)
-        item.events.append(decode(data))
+        item.lines.append(content)
+        item.events.append(decode(content))
     return item
 
 
@@ -89,10 +105,14 @@ def read_events(path: Path) -> list[tuple[Event, bytes]]:
     return events
 
 
+def bad_line_name(item: Item, bad: BadLine) -> str:
+    """The name of a bundle's bad line, without the bundle's attempt: the next one would store it a second time."""
+    return f"{stem_of(item.name)}.l{bad.number}~1.jsonl"
+
+
 def keep_bad_line(item: Item, bad: BadLine, folder: Path) -> None:
     """Write a bundle's bad line and the reason to a file. A second call writes the same file. Raises OSError."""
-    # Without the bundle's attempt: the next attempt would write the line a second time.
-    name = f"{stem_of(item.name)}.l{bad.number}~1.jsonl"
+    name = bad_line_name(item, bad)
     reason: dict[str, object] = {"reason": bad.reason, "bundle": item.name, "line": bad.number}
     make_folder(folder)
     write_file_durable(folder / f"{name}.reason.json", reason_bytes(name, item.attempt, reason))

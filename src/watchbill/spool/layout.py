@@ -23,9 +23,9 @@ from watchbill.files.atomic import make_folder
 from watchbill.files.disk import mount_of
 from watchbill.spool.faults import SpoolLayout, disk_fault
 from watchbill.spool.limits import BARRED_MAX, FOLDER_DEPTH_MAX
-from watchbill.spool.names import is_event
+from watchbill.spool.names import is_event, stem_of
 
-__all__ = ["FOLDER", "Layout", "State", "storage_warnings", "unseen_warnings", "walk_events"]
+__all__ = ["FOLDER", "Layout", "State", "known_stems", "storage_warnings", "unseen_warnings", "walk_events"]
 
 #: How a folder is opened: never through a link.
 FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -220,6 +220,12 @@ def walk_events(folder: Path, depth: int = FOLDER_DEPTH_MAX) -> Iterator[os.DirE
                     yield from walk_events(Path(entry.path), depth - 1)
     except (FileNotFoundError, NotADirectoryError, PermissionError):
         return
+
+
+def known_stems(root: Path) -> set[str]:
+    """The stems of all events that wait, are leased or were given up. A finished one may have been moved away."""
+    states = (State.QUEUE, State.IN_FLIGHT, State.POISON)
+    return {stem_of(entry.name) for state in states for entry in walk_events(root / state.value)}
 
 
 def _check_one_filesystem(root: Path, folders: list[Path]) -> None:

@@ -8,6 +8,8 @@ BUNDLE_BYTES_MAX = 64 * 1024 * 1024
 BUNDLE_LINES_MAX = 100_000
 #: Nesting of an event. Below the interpreter's recursion limit, whatever the depth of the caller.
 DEPTH_MAX = 256
+#: The signature beside an event, in bytes.
+SIGNATURE_BYTES_MAX = 4_096
 #: Attempts of one event before it is poisoned.
 ATTEMPTS = 3
 
@@ -59,6 +61,8 @@ FOREIGN_NAME_BYTES_MAX = 160
 DRAIN_BATCH = 512
 #: Bytes of one such batch: a batch of the largest events must not fill the memory.
 DRAIN_BATCH_BYTES_MAX = 32 * 1024 * 1024
+#: Events that a move between two spools carries at a time.
+MOVE_BATCH = 128
 #: Seconds between two looks of an idle drain.
 POLL_S = 1.0
 #: Back-off between two attempts: first and last step, in seconds.
@@ -85,3 +89,30 @@ HOOK_BATCH = 200
 HOOK_NOTES_BYTES_MAX = 256 * 1024
 #: How long one background job waits for another one, in seconds.
 HOOK_TURN_WAIT_S = 300.0
+
+#: How long one operation on a broker may take, in seconds: a cluster needs up to ten to elect a leader.
+BROKER_WAIT_S = 20.0
+#: How long one request waits for its answer before it is sent again, and the pause between two, in seconds.
+BROKER_REPLY_S = 3.0
+BROKER_AGAIN_S = 0.2
+#: How long one server may take to accept a connection, in seconds.
+BROKER_CONNECT_S = 2.0
+#: Two pings without an answer end a connection, in seconds between them.
+BROKER_PING_S = 4.0
+#: Requests to a broker that wait for their answers at a time.
+BROKER_WINDOW = 512
+#: A lease on a broker ends this many seconds after its last renewal; it is renewed three times as often.
+BROKER_LEASE_S = 30.0
+#: The share of a lease after which it is renewed.
+BROKER_BEATS = 3
+#: Events that are leased or rest between attempts on one broker; further ones wait.
+BROKER_PENDING_MAX = 100_000
+#: Two sends of the same event within this many seconds are one, by the broker's own memory.
+BROKER_TWICE_S = 120.0
+#: Counts of failed attempts, and records of leases, are forgotten after this many seconds without a change.
+BROKER_NOTES_S = 7 * 86_400.0
+#: Messages that one look at a stream reads at a time, and their bytes.
+BROKER_PAGE = 256
+BROKER_PAGE_BYTES = 16 * 1024 * 1024
+#: Leases of one worker that are shown to others in one message.
+BROKER_HELD_MAX = 10_000

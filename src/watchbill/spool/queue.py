@@ -22,9 +22,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, Self
 
+from watchbill.files.atomic import NotAFile, make_folder, read_regular, write_file_durable
 from watchbill.files.watch import Watch
-from watchbill.spool.consumer import Consumer, Lease, rest_after
-from watchbill.spool.events import encode, refuse_bundle
+from watchbill.spool.consumer import Consumer, Lease, reason_bytes, rest_after
+from watchbill.spool.events import Event, encode, refuse_bundle
 from watchbill.spool.faults import (
     EventRefused,
     LeaseLost,
@@ -34,17 +35,22 @@ from watchbill.spool.faults import (
     SpoolLayout,
     disk_fault,
 )
-from watchbill.spool.item import BadLine, Item, keep_bad_line, read_item
-from watchbill.spool.layout import Layout, State, storage_warnings, unseen_warnings
+from watchbill.spool.item import BadLine, Carried, Item, keep_bad_line, read_item
+from watchbill.spool.layout import Layout, State, known_stems, storage_warnings, unseen_warnings
 from watchbill.spool.limits import (
     ATTEMPTS,
     BUNDLE_BYTES_MAX,
     EVENT_BYTES_MAX,
     FOREIGN_LEASE_S,
+    SIGNATURE_BYTES_MAX,
 )
+from watchbill.spool.log import Record
+from watchbill.spool.names import stem_of, with_attempt
 from watchbill.spool.producer import Producer, Signer
+from watchbill.spool.publish import SIGNATURE_SUFFIX
 from watchbill.spool.recovery import RECOVER_EVERY_S, Recovered, Rules, recover
 from watchbill.spool.replay import replay_dead
+from watchbill.spool.turn import Turn
 
 __all__ = ["Durability", "Spool"]
 
@@ -101,6 +107,8 @@ class Spool:
         self._recovery = Rules(attempts, foreign_lease_s)
         self._sign = signer.sign if signer is not None else None
         self._lock = threading.RLock()
+        self._turn = Turn()
+        self._known: set[str] | None = None  # stems of all events, once they were needed
         self._recovered_at_s: float | None = None
         self.given_up = 0  # events poisoned before delivery: unreadable, or their workers died
         self._parts = _Parts(Layout.open(self.path))
@@ -129,6 +137,19 @@ class Spool:
     def barred(self) -> dict[str, str]:
         """Files and folders that this Spool may not read or move, each with the reason."""
         return self.layout.barred.standing()
+
+    @property
+    def named(self) -> str:
+        """The spool, for messages."""
+        return str(self.path)
+
+    def signature_of(self, name: str) -> bytes | None:
+        """The signature beside an event; None if there is none."""
+        path = f"{self.layout.signatures.name}/{stem_of(name)}{SIGNATURE_SUFFIX}"
+        try:
+            return read_regular(path, dir_fd=self.layout.root_fd, bytes_max=SIGNATURE_BYTES_MAX)
+        except (FileNotFoundError, NotAFile):
+            return None
 
     def warnings(self) -> list[str]:
         """Say what an operator should know about the disk under this spool, and about files that are no events."""
@@ -159,6 +180,37 @@ class Spool:
         if bundle:
             refuse_bundle(lines)
         return self._producer().commit(lines, bundle=bundle)
+
+    def put_many(self, carried: Sequence[Carried]) -> None:
+        """Store events of another spool under their own names, durably. What this spool has is left out: a move that
+        was cut off may be repeated."""
+        if self._known is None:
+            self._known = known_stems(self.layout.root)
+        fresh = [each for each in carried if stem_of(each.name) not in self._known]
+        records: list[Record] = []
+        for each in fresh:
+            if each.signature is not None:
+                records.append(Record(stem_of(each.name) + SIGNATURE_SUFFIX, each.signature))
+            records.append(Record(with_attempt(each.name, each.attempts), each.content))
+        if records:
+            self._producer().put(records)
+        self._known.update(stem_of(each.name) for each in fresh)
+
+    def put_poison(self, carried: Carried, reason: Mapping[str, object]) -> None:
+        """Store an event that another spool has given up, with its reason."""
+        name = with_attempt(carried.name, carried.attempts)
+        folder, told = self.layout.folder(State.POISON), reason_bytes(name, carried.attempts, reason)
+        try:
+            if carried.signature is not None:
+                make_folder(self.layout.signatures)
+                write_file_durable(
+                    self.layout.signatures / (stem_of(name) + SIGNATURE_SUFFIX), carried.signature
+                )
+            make_folder(folder)
+            write_file_durable(folder / f"{name}.reason.json", told)
+            write_file_durable(folder / name, carried.content + b"\n")
+        except OSError as error:
+            raise disk_fault(error, f"store {name}") from error
 
     def checkpoint(self) -> None:
         """Make all visible files durable and cut this writer's log."""
@@ -206,13 +258,18 @@ class Spool:
         return None
 
     def lease_many(
-        self, count: int, *, bytes_max: int = BUNDLE_BYTES_MAX, retries_alone: bool = False
+        self,
+        count: int,
+        *,
+        bytes_max: int = BUNDLE_BYTES_MAX,
+        retries_alone: bool = False,
+        counts: bool = True,
     ) -> list[Item]:
         """Lease up to `count` of the oldest events, in arrival order. Unreadable ones go to poison at once.
 
         Several share a folder of their own, which `done_many` finishes with one rename. With
         `retries_alone` an event that was leased before comes alone: if it kills its workers, it does not use up
-        the attempts of other events.
+        the attempts of other events. Without `counts` the death of this worker uses up no attempt.
         """
         consumer = self._consumer()
         items: list[Item] = []
@@ -221,7 +278,7 @@ class Spool:
             try:
                 # Do not read the folder again just to fill a batch.
                 lease = consumer.lease(
-                    rescan=not items, retries=not (items and retries_alone), batch=count > 1
+                    rescan=not items, retries=not (items and retries_alone), batch=count > 1, counts=counts
                 )
                 item = self._read(consumer, lease) if lease is not None else None
             except (SpoolFull, SpoolBroken, SpoolLayout):
@@ -285,8 +342,8 @@ class Spool:
             consumer.wake()
         return result
 
-    def spare(self, is_stored: Callable[[Path], bool]) -> None:
-        """Let recovery put back, and never poison, files whose events `is_stored` finds in the worker's store."""
+    def spare(self, is_stored: Callable[[list[tuple[Event, bytes]]], bool]) -> None:
+        """Let recovery put back, and never poison, files of which `is_stored` finds an event in the worker's store."""
         self._recovery = replace(self._recovery, is_stored=is_stored)
 
     def wait(self, timeout_s: float) -> bool:
@@ -303,11 +360,20 @@ class Spool:
         if (watch := self._parts.watch) is not None:
             watch.wake()
 
+    def take_turn(self) -> bool:
+        """Whether this Spool is the only one that may lease now; `ordered` drains ask before each batch."""
+        return self._turn.take(self.layout.root)
+
+    def let_turn_go(self) -> None:
+        """Let another worker have the turn."""
+        self._turn.let_go()
+
     # Life
 
     def close(self) -> None:
         """Cut the log and remove the worker's folder, for good. Events that are still leased are left to recovery,
         and records that cannot be made durable now are left to replay."""
+        self._turn.let_go()
         self._finalizer()
 
     def __enter__(self) -> Self:

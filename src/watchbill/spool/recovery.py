@@ -18,6 +18,8 @@ from pathlib import Path
 from watchbill.files.atomic import write_file
 from watchbill.files.owner import LOCK_NAME, remove_folder, sweep_newborns, take_dead
 from watchbill.spool.consumer import move_unique, reason_bytes
+from watchbill.spool.events import Event
+from watchbill.spool.item import read_events
 from watchbill.spool.layout import Layout, State, walk_events
 from watchbill.spool.limits import FOREIGN_LEASE_S
 from watchbill.spool.names import attempt_of, is_event, is_own, with_attempt
@@ -44,8 +46,8 @@ class Rules:
 
     attempts: int
     foreign_lease_s: float = FOREIGN_LEASE_S
-    #: Whether an event of this file is already stored where its worker stores events.
-    is_stored: Callable[[Path], bool] = lambda _: False
+    #: Whether one of these events is already stored where their worker stores events.
+    is_stored: Callable[[list[tuple[Event, bytes]]], bool] = lambda _: False
 
 
 def recover(layout: Layout, rules: Rules) -> Recovered:
@@ -117,7 +119,7 @@ def _remove_batches(folder: Path) -> None:
 
 def _take_back(layout: Layout, path: Path, rules: Rules, result: Recovered, attempt: int) -> None:
     """Move one file back. `attempt` is the one that failed: a foreign lease does not change the name."""
-    worn_out = attempt >= rules.attempts and not rules.is_stored(path)
+    worn_out = attempt >= rules.attempts and not rules.is_stored(read_events(path))
     state = State.POISON if worn_out else State.QUEUE
     name = with_attempt(path.name, attempt)
     if worn_out:

@@ -14,11 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from watchbill.errors import ConfigError
-from watchbill.files.atomic import NotAFile, create_file, read_regular, write_file_durable
+from watchbill.files.atomic import create_file, write_file_durable
 from watchbill.packages import how_to_install
-from watchbill.spool.names import stem_of
-from watchbill.spool.publish import SIGNATURE_SUFFIX
-from watchbill.spool.queue import Spool
+from watchbill.spool.backend import AnySpool
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
@@ -26,7 +24,6 @@ if TYPE_CHECKING:
 __all__ = ["KeySigner", "KeyVerifier", "make_key"]
 
 _PREFIX = b"watchbill event v1\n"
-_SIGNATURE_BYTES_MAX = 4096
 
 
 class KeySigner:
@@ -65,9 +62,9 @@ class KeyVerifier:
                 raise ConfigError(f"{path} is not an Ed25519 key")
             self._keys[_fingerprint(key)] = key
 
-    def refuse(self, spool: Spool, name: str, content: bytes) -> str | None:
-        """Return why the signature beside this file is not accepted, or None."""
-        found = _read_signature(spool, name)
+    def refuse(self, spool: AnySpool, name: str, content: bytes) -> str | None:
+        """Return why the signature beside this event is not accepted, or None."""
+        found = spool.signature_of(name)
         if found is None:
             return "signature: none beside the event"
         try:
@@ -97,14 +94,6 @@ def make_key(private: Path, public: Path) -> str:
     form = serialization.PublicFormat.SubjectPublicKeyInfo
     write_file_durable(public, key.public_key().public_bytes(serialization.Encoding.PEM, form))
     return _fingerprint(key.public_key())
-
-
-def _read_signature(spool: Spool, name: str) -> bytes | None:
-    path = f"{spool.layout.signatures.name}/{stem_of(name)}{SIGNATURE_SUFFIX}"
-    try:
-        return read_regular(path, dir_fd=spool.layout.root_fd, bytes_max=_SIGNATURE_BYTES_MAX)
-    except (FileNotFoundError, NotAFile):
-        return None
 
 
 def _fingerprint(key: "Ed25519PublicKey") -> str:

@@ -1,0 +1,205 @@
+"""Who has leased what on a broker, as far as the broker itself does not know it.
+
+JetStream redelivers a message after its acknowledgement is late. It does not know why: the worker died, or the broker
+lost its own notes in a failover. Its count of deliveries would poison events for the broker's faults. So each worker
+keeps one note, the events that it has leased with their attempts, and renews it as a heartbeat:
+
+    NAME.state.worker.WORKER   {"beat": 17, "held": {"SEQ": [ATTEMPT, EVENTS]}, "counts": true, "term": null}
+    NAME.state.tries.SEQ       attempts that are used up: written when one fails or its worker is found dead
+
+A worker is dead when its note has not changed for a whole lease, by the clock of a reader that looked all the time. Its
+note is then replaced by counts of tries, and its events may be taken. A worker whose note is gone has lost its leases.
+The note of a shell's lease has a term instead of a heartbeat.
+"""
+
+import json
+import os
+import time
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from watchbill.files.host import host_name
+from watchbill.spool.jetstream.link import BrokerSays, Link
+from watchbill.spool.jetstream.streams import NO_MESSAGE, Streams, from_api
+from watchbill.spool.limits import BROKER_NOTES_S
+from watchbill.spool.term import Term
+
+__all__ = ["Held", "Holder", "Holders", "Note", "new_worker"]
+
+_ENDS = frozenset({"204", "404"})
+_WRONG_LAST = 10071
+#: The note of a worker whose leases are being taken away.
+_TAKEN = b"{}"
+_TTL = {"Nats-TTL": f"{int(BROKER_NOTES_S)}s"}
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """One leased event: which attempt this is, and how many events the message has."""
+
+    attempt: int
+    events: int
+
+
+@dataclass(slots=True)
+class Note:
+    """What one worker has leased."""
+
+    held: dict[int, Held] = field(default_factory=dict[int, Held])
+    counts: bool = True  # False for a move between spools: its end uses up no attempt
+    term: Term | None = None  # of a shell's lease
+    reply: str = ""  # by which a shell's lease is put back
+
+    def encode(self, beat: int) -> bytes:
+        held = {str(seq): [each.attempt, each.events] for seq, each in self.held.items()}
+        term = None if self.term is None else {name: getattr(self.term, name) for name in self.term.__slots__}
+        return json.dumps(
+            {"beat": beat, "held": held, "counts": self.counts, "term": term, "reply": self.reply}
+        ).encode()
+
+    @classmethod
+    def decode(cls, data: bytes) -> "Note":
+        """What another worker wrote; an empty note for what is none."""
+        try:
+            table = cast("dict[str, Any]", json.loads(data))
+            held = {int(seq): Held(int(pair[0]), int(pair[1])) for seq, pair in table["held"].items()}
+            term = Term(**table["term"]) if table.get("term") else None
+            return cls(held, bool(table.get("counts", True)), term, str(table.get("reply", "")))
+        except (ValueError, KeyError, TypeError, IndexError, AttributeError):
+            return cls()
+
+
+@dataclass(slots=True)
+class Holder:
+    """Another worker, as it was last seen."""
+
+    note: Note
+    revision: int
+    changed_at_s: float
+
+    def is_alive(self, lease_s: float) -> bool:
+        if self.note.term is not None:
+            return not self.note.term.is_over
+        return time.monotonic() - self.changed_at_s < lease_s
+
+
+def new_worker() -> str:
+    return f"{host_name()}-{os.getpid()}-{os.urandom(4).hex()}".replace(".", "-")
+
+
+class Holders:
+    """The notes of one spool's workers. For the loop of its link only."""
+
+    def __init__(self, link: Link, streams: Streams, lease_s: float) -> None:
+        self._link, self._streams, self._lease_s = link, streams, lease_s
+        self._seen: dict[str, Holder] = {}
+        self.looked_at_s = float("-inf")
+
+    async def look(self, own: str = "") -> None:
+        """Read the notes of all workers but our own."""
+        # Judge only by what was watched: while we could not look, the others may not have been able to write.
+        is_gap = time.monotonic() - self.looked_at_s > self._lease_s / 2
+        found: dict[str, Holder] = {}
+        body = {"multi_last": [f"{self._streams.name}.state.worker.>"], "batch": 1_000}
+        async for message in self._link.gather(
+            f"$JS.API.DIRECT.GET.{self._streams.state}", body, until=_ENDS
+        ):
+            worker = message.headers["Nats-Subject"].rpartition(".")[2]
+            revision = int(message.headers["Nats-Sequence"])
+            before = self._seen.get(worker)
+            if worker == own:
+                continue
+            if before is not None and before.revision == revision and not is_gap:
+                found[worker] = before
+            else:
+                found[worker] = Holder(Note.decode(message.data), revision, time.monotonic())
+        self._seen, self.looked_at_s = found, time.monotonic()
+
+    def of(self, seq: int) -> tuple[str, Holder] | None:
+        """The worker that has leased this event, as of the last look."""
+        return next(((worker, each) for worker, each in self._seen.items() if seq in each.note.held), None)
+
+    def all_held(self) -> dict[int, tuple[str, Held]]:
+        """Every leased event of the other workers, as of the last look."""
+        return {
+            seq: (worker, held)
+            for worker, each in self._seen.items()
+            for seq, held in each.note.held.items()
+            if seq
+        }
+
+    def get(self, worker: str) -> Holder | None:
+        """One worker, as of the last look."""
+        return self._seen.get(worker)
+
+    async def sweep(self) -> None:
+        """Take the leases of dead workers away; their attempts count. `look` first."""
+        for worker, holder in list(self._seen.items()):
+            if not holder.is_alive(self._lease_s):
+                await self.take(worker, holder)
+
+    async def take(self, worker: str, holder: Holder, *, counts: bool = True) -> None:
+        """Take all leases of a worker away, unless it renews them at this moment. With `counts` its attempts count."""
+        headers = {"Nats-Expected-Last-Subject-Sequence": str(holder.revision), **_TTL}
+        try:
+            # A fence first: from here on the worker's own renewal fails.
+            await self._link.ask(self._subject(worker), _TAKEN, headers)
+        except BrokerSays as error:
+            if error.number != _WRONG_LAST:
+                raise
+            return
+        if counts and holder.note.counts:
+            for seq, held in holder.note.held.items():
+                await self.note_tries(seq, held.attempt)
+        await self.drop(worker)
+        self._seen.pop(worker, None)
+
+    async def write(self, worker: str, note: Note, beat: int, revision: int) -> int:
+        """Write our own note over its last version, and return the new revision; 0 if it was taken away."""
+        data = note.encode(beat)
+        headers = {"Nats-Expected-Last-Subject-Sequence": str(revision), **_TTL}
+        try:
+            reply = await self._link.ask(self._subject(worker), data, headers)
+            return int(reply["seq"])
+        except BrokerSays as error:
+            if error.number != _WRONG_LAST:
+                raise
+        found = await self.read(worker)  # the answer to our first send may have been lost
+        return found[1] if found is not None and found[0].encode(beat) == data else 0
+
+    async def read(self, worker: str) -> tuple[Note, int] | None:
+        """The note of one worker and its revision, from the leader of the stream."""
+        found = await self._read(self._subject(worker))
+        return None if found is None else (Note.decode(found[0]), found[1])
+
+    async def drop(self, worker: str) -> None:
+        await self._drop(self._subject(worker))
+
+    async def tries(self, seq: int) -> int:
+        """Attempts of an event that failed, or whose worker died."""
+        found = await self._read(self._tries(seq))
+        return int(found[0]) if found is not None and found[0].isdigit() else 0
+
+    async def note_tries(self, seq: int, attempts: int) -> None:
+        await self._link.ask(self._tries(seq), str(attempts).encode(), _TTL)
+
+    async def forget_tries(self, seq: int) -> None:
+        await self._drop(self._tries(seq))
+
+    async def _read(self, subject: str) -> tuple[bytes, int] | None:
+        try:
+            reply = await self._link.api(f"STREAM.MSG.GET.{self._streams.state}", {"last_by_subj": subject})
+        except BrokerSays as error:
+            if error.number in NO_MESSAGE:
+                return None
+            raise
+        return from_api(reply).data, int(reply["message"]["seq"])
+
+    async def _drop(self, subject: str) -> None:
+        await self._link.api(f"STREAM.PURGE.{self._streams.state}", {"filter": subject})
+
+    def _subject(self, worker: str) -> str:
+        return f"{self._streams.name}.state.worker.{worker}"
+
+    def _tries(self, seq: int) -> str:
+        return f"{self._streams.name}.state.tries.{seq}"

@@ -1,0 +1,379 @@
+"""One connection to a NATS broker, used from ordinary threads.
+
+Owns a thread with an event loop; everything of a JetStream spool happens on that loop, so nothing there needs a lock.
+Every call has a bound. A request that gets no answer (the broker is away, a cluster elects a leader) is sent again
+until the bound; whoever sends it makes sure that a second copy does no harm. The connection mends itself.
+"""
+
+import asyncio
+import contextlib
+import json
+import ssl
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from concurrent.futures import CancelledError, Future
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+from watchbill.errors import ConfigError
+from watchbill.packages import how_to_install
+from watchbill.spool.faults import SpoolBroken, SpoolFull
+from watchbill.spool.limits import (
+    BROKER_AGAIN_S,
+    BROKER_CONNECT_S,
+    BROKER_PING_S,
+    BROKER_REPLY_S,
+    BROKER_WAIT_S,
+)
+
+if TYPE_CHECKING:
+    from nats.aio.client import Client
+    from nats.aio.msg import Msg
+
+__all__ = ["BrokerSays", "Link", "Reach", "Received", "Reply"]
+
+T = TypeVar("T")
+Reply = dict[str, Any]
+
+#: Answers of JetStream that pass by themselves: no leader yet, too busy, still being stored.
+_PASSING = frozenset({408, 503})
+#: Among those with such a status, the ones that do not pass: the stream's limits, a full store.
+_STORE_FAILED, _NO_ROOM, _NO_RESOURCES = 10077, 10047, 10023
+_LASTING = frozenset({_STORE_FAILED, _NO_ROOM, _NO_RESOURCES})
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """Where the brokers are, and how this machine identifies itself."""
+
+    servers: tuple[str, ...]
+    user: str = ""
+    password: str = field(default="", repr=False)
+    token: str = field(default="", repr=False)
+    credentials: str = ""  # a file
+    ca: str = ""  # files of TLS
+    certificate: str = ""
+    key: str = ""
+    wait_s: float = BROKER_WAIT_S
+
+    @property
+    def named(self) -> str:
+        """The servers, for messages."""
+        return ", ".join(self.servers)
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """One message. `status` is that of an answer without content, such as 404 for "no messages"."""
+
+    subject: str
+    reply: str
+    data: bytes
+    headers: Mapping[str, str]
+
+    @property
+    def status(self) -> str:
+        return self.headers.get("Status", "")
+
+
+class BrokerSays(Exception):
+    """JetStream refused a request."""
+
+    def __init__(self, error: Mapping[str, Any]) -> None:
+        self.code = int(error.get("code", 0))
+        self.number = int(error.get("err_code", 0))
+        super().__init__(str(error.get("description", "refused")))
+
+    @property
+    def passes(self) -> bool:
+        """Whether the same request may succeed in a moment."""
+        return self.code in _PASSING and self.number not in _LASTING
+
+    def as_fault(self, doing: str) -> SpoolFull | SpoolBroken:
+        text = f"cannot {doing}: the broker says: {self}"
+        if self.number in _LASTING:
+            return SpoolFull(f"{text}; nothing was stored")
+        return SpoolBroken(f"{text}; nothing was acknowledged")
+
+
+class Link:
+    """A connection that is made with the first call. `call` is for any thread, all else for the loop's own."""
+
+    def __init__(self, reach: Reach, label: str) -> None:
+        self.reach = reach
+        self._label = label
+        self._lock = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        self._client: Client | None = None
+        self._connecting = asyncio.Lock()
+        self._inboxes: dict[str, Callable[[Received], None]] = {}
+        self._trouble = ""
+        self.is_closed = False
+
+    def call(self, act: Callable[[], Awaitable[T]], doing: str, *, more_s: float = 0.0) -> T:
+        """Run a coroutine function on the loop and return its result, within the bound of the reach and `more_s`.
+
+        Raises what it raises; SpoolBroken when the bound is over, SpoolFull or SpoolBroken for a refusal."""
+        if self.is_closed:
+            raise ValueError("the spool is closed")
+        bound_s = self.reach.wait_s + more_s
+
+        async def bounded() -> T:
+            async with asyncio.timeout(bound_s):
+                return await act()
+
+        running: Future[T] = asyncio.run_coroutine_threadsafe(bounded(), self._running_loop())
+        try:
+            return running.result(bound_s + BROKER_CONNECT_S)
+        except (TimeoutError, CancelledError) as error:
+            running.cancel()
+            raise self._away(doing) from error
+        except BrokerSays as error:
+            raise error.as_fault(doing) from error
+
+    def on_loop(self, act: Callable[[], object]) -> None:
+        """Run a function on the loop, soon."""
+        self._running_loop().call_soon_threadsafe(act)
+
+    def soon(self, act: Callable[[], Awaitable[None]], after_s: float = 0.0) -> None:
+        """Run a coroutine function later, on the loop; its failure is another try of the caller's."""
+
+        async def later() -> None:
+            await asyncio.sleep(after_s)
+            with contextlib.suppress(SpoolBroken, SpoolFull, BrokerSays, TimeoutError):
+                async with asyncio.timeout(self.reach.wait_s):
+                    await act()
+
+        loop = self._running_loop()
+        loop.call_soon_threadsafe(lambda: _keep(loop.create_task(later())))
+
+    async def request(
+        self, subject: str, data: bytes = b"", headers: Mapping[str, str] | None = None
+    ) -> Received:
+        """Send until there is an answer. The caller's bound ends it."""
+        while True:
+            client = await self._connected()
+            try:
+                answer = await client.request(
+                    subject, data, timeout=BROKER_REPLY_S, headers=dict(headers) if headers else None
+                )
+            except Exception as error:
+                if type(error).__name__ == "MaxPayloadError":
+                    raise
+                self._trouble = self._trouble or _told(error)
+                await asyncio.sleep(BROKER_AGAIN_S)
+                continue
+            self._trouble = ""
+            return _received(answer)
+
+    async def ask(self, subject: str, data: bytes = b"", headers: Mapping[str, str] | None = None) -> Reply:
+        """A request that is answered in JSON. Raises BrokerSays for a refusal that does not pass."""
+        while True:
+            answer = await self.request(subject, data, headers)
+            reply = cast("Reply", json.loads(answer.data or b"{}"))
+            if "error" not in reply:
+                return reply
+            refused = BrokerSays(reply["error"])
+            if not refused.passes:
+                raise refused
+            self._trouble = str(refused)
+            await asyncio.sleep(BROKER_AGAIN_S)
+
+    async def api(self, verb: str, body: Mapping[str, Any] | None = None) -> Reply:
+        """A request of JetStream's own interface."""
+        return await self.ask(f"$JS.API.{verb}", json.dumps(body or {}).encode())
+
+    async def tell(self, subject: str, data: bytes = b"", *, reply: str = "") -> None:
+        """Send once, without an answer."""
+        client = await self._connected()
+        await client.publish(subject, data, reply=reply)
+
+    async def listen(self, subject: str, hear: Callable[[Received], None]) -> None:
+        """Call `hear` on the loop for every message of this subject, also after the connection was made anew."""
+        client = await self._connected()
+        self._inboxes[subject] = hear
+        await _subscribe(client, subject, hear)
+
+    async def gather(
+        self, subject: str, body: Mapping[str, Any], *, until: frozenset[str]
+    ) -> AsyncIterator[Received]:
+        """Yield the answers to a request that has several, up to one with such a status."""
+        client = await self._connected()
+        inbox: asyncio.Queue[Received] = asyncio.Queue()
+        address = client.new_inbox()
+        subscription = await _subscribe(client, address, inbox.put_nowait)
+        try:
+            await client.publish(subject, json.dumps(body).encode(), reply=address)
+            while True:
+                answer = await asyncio.wait_for(inbox.get(), BROKER_REPLY_S)
+                if answer.status in until:
+                    return
+                if answer.status:
+                    raise BrokerSays(
+                        {"code": int(answer.status), "description": answer.headers.get("Description")}
+                    )
+                yield answer
+        finally:
+            with contextlib.suppress(Exception):
+                await subscription.unsubscribe()
+
+    @property
+    def payload_bytes_max(self) -> int:
+        """The largest message that the broker takes; known once there is a connection."""
+        return int(self._client.max_payload) if self._client is not None else 0
+
+    @property
+    def is_connected(self) -> bool:
+        return self._client is not None and bool(self._client.is_connected)
+
+    def close(self) -> None:
+        """End the connection and the thread, within a bound."""
+        if self.is_closed:
+            return
+        self.is_closed = True
+        loop, thread = self._loop, self._thread
+        if loop is None or thread is None:
+            return
+        with contextlib.suppress(TimeoutError, CancelledError):
+            asyncio.run_coroutine_threadsafe(self._leave(), loop).result(2 * BROKER_CONNECT_S)
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join(BROKER_CONNECT_S)
+
+    def abandon(self) -> None:
+        """Forget everything without a word to the broker: for a forked child, whose parent has the connection."""
+        self.is_closed = True
+
+    async def _leave(self) -> None:
+        if self._client is not None:
+            with contextlib.suppress(Exception):
+                await asyncio.wait_for(self._client.close(), BROKER_CONNECT_S)
+        for task in asyncio.all_tasks() - {cast("asyncio.Task[None]", asyncio.current_task())}:
+            task.cancel()
+        await asyncio.sleep(0)
+
+    def _running_loop(self) -> asyncio.AbstractEventLoop:
+        with self._lock:
+            if self._loop is None:
+                self._loop = asyncio.new_event_loop()
+                self._thread = threading.Thread(
+                    target=self._run, args=(self._loop,), name="watchbill-nats", daemon=True
+                )
+                self._thread.start()
+            return self._loop
+
+    @staticmethod
+    def _run(loop: asyncio.AbstractEventLoop) -> None:
+        asyncio.set_event_loop(loop)
+        try:
+            loop.run_forever()
+        finally:
+            loop.close()
+
+    async def _connected(self) -> "Client":
+        client = self._client
+        if client is not None and client.is_connected:
+            return client
+        async with self._connecting:
+            while self._client is not None and not self._client.is_closed:
+                if self._client.is_connected:
+                    return self._client
+                await asyncio.sleep(BROKER_AGAIN_S / 4)  # the library is connecting again
+            return await self._connect()
+
+    async def _connect(self) -> "Client":
+        """Connect, server after server, until one answers; the caller's bound ends it."""
+        nats = _nats()
+        options = self._options()
+        while True:
+            client: Client = nats.NATS()
+            try:
+                await asyncio.wait_for(
+                    client.connect(**options), BROKER_CONNECT_S * (1 + len(self.reach.servers))
+                )
+            except BaseException as error:
+                with contextlib.suppress(Exception):
+                    await client.close()
+                if not isinstance(error, Exception):
+                    raise
+                self._trouble = _told(error) if not isinstance(error, TimeoutError) else self._trouble
+                await asyncio.sleep(BROKER_AGAIN_S)
+                continue
+            break
+        for subject, hear in self._inboxes.items():
+            await _subscribe(client, subject, hear)
+        self._client, self._trouble = client, ""
+        return client
+
+    def _options(self) -> dict[str, Any]:
+        reach = self.reach
+
+        async def note(error: Exception) -> None:
+            self._trouble = _told(error)
+
+        options: dict[str, Any] = {
+            "servers": list(reach.servers), "name": self._label, "error_cb": note, "connect_timeout": BROKER_CONNECT_S,
+            "reconnect_time_wait": BROKER_AGAIN_S, "max_reconnect_attempts": -1, "ping_interval": BROKER_PING_S,
+            "max_outstanding_pings": 2, "drain_timeout": BROKER_CONNECT_S,
+        }  # fmt: skip
+        named = {
+            "user": reach.user, "password": reach.password, "token": reach.token, "user_credentials": reach.credentials,
+            "tls": _tls(reach),
+        }  # fmt: skip
+        return options | {key: value for key, value in named.items() if value}
+
+    def _away(self, doing: str) -> SpoolBroken:
+        why = f" ({self._trouble})" if self._trouble else ""
+        return SpoolBroken(
+            f"cannot {doing}: the broker at {self.reach.named} did not answer within {self.reach.wait_s:g} s{why}; "
+            "nothing was acknowledged"
+        )
+
+
+_kept: set["asyncio.Task[None]"] = set()
+
+
+def _keep(task: "asyncio.Task[None]") -> None:
+    """Hold a task until it ends; the loop itself holds it only weakly."""
+    _kept.add(task)
+    task.add_done_callback(_kept.discard)
+
+
+async def _subscribe(client: Any, subject: str, hear: Callable[[Received], None]) -> Any:
+    async def on_message(message: "Msg") -> None:
+        hear(_received(message))
+
+    return await client.subscribe(subject, cb=on_message)
+
+
+def _received(message: "Msg") -> Received:
+    headers = {str(getattr(key, "value", key)): str(value) for key, value in (message.headers or {}).items()}
+    return Received(message.subject, message.reply or "", message.data, headers)
+
+
+def _told(error: Exception) -> str:
+    return str(error).removeprefix("nats: ") or type(error).__name__
+
+
+def _tls(reach: Reach) -> ssl.SSLContext | None:
+    """The context for brokers with TLS; None for a plain connection. Raises ConfigError for a file that is no key."""
+    wanted = (
+        reach.ca or reach.certificate or any(each.startswith(("tls://", "wss://")) for each in reach.servers)
+    )
+    if not wanted:
+        return None
+    try:
+        context = ssl.create_default_context(cafile=reach.ca or None)
+        if reach.certificate:
+            context.load_cert_chain(reach.certificate, reach.key or None)
+    except (OSError, ssl.SSLError) as error:
+        raise ConfigError(f"[nats] the files of TLS cannot be used: {error}") from error
+    return context
+
+
+def _nats() -> Any:
+    try:
+        import nats
+    except ImportError as error:
+        raise ConfigError(f"a spool on NATS needs a package: {how_to_install('nats')}") from error
+    return nats

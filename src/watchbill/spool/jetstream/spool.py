@@ -1,0 +1,844 @@
+"""JetSpool: the operations of a spool, on the streams of a NATS broker.
+
+    enqueue   publish to the queue; the broker's acknowledgement is ours
+    lease     pull messages, then note them as leased by this worker; the note and the message are renewed meanwhile
+    done      publish to the finished events, then acknowledge
+    release   take the note back, then the message; a failure is counted before that
+    poison    publish to poison, then acknowledge
+
+Each step may be cut off after any part of it: then the event is delivered again, or is in two places and the second
+step of its next worker finds the first one done. It is never in none. All waits are bounded by the reach.
+"""
+
+import asyncio
+import contextlib
+import json
+import os
+import time
+from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self, TypeVar
+
+from watchbill.spool.consumer import Lease, reason_bytes
+from watchbill.spool.events import Event, encode, refuse_bundle
+from watchbill.spool.faults import EventRefused, LeaseLost, PoisonEvent, SpoolBroken, SpoolFull
+from watchbill.spool.item import BadLine, Carried, Item, bad_line_name, item_of
+from watchbill.spool.jetstream.holders import Held, Holders, Note, new_worker
+from watchbill.spool.jetstream.link import BrokerSays, Link, Reach, Received
+from watchbill.spool.jetstream.streams import (
+    ATTEMPTS,
+    CONSUMER,
+    NAME,
+    NO_MESSAGE,
+    REASON,
+    SIGNATURE,
+    Stored,
+    Streams,
+    from_api,
+    ns_of_time,
+    stored_of,
+)
+from watchbill.spool.limits import (
+    ATTEMPTS as ATTEMPTS_MAX,
+)
+from watchbill.spool.limits import (
+    BROKER_AGAIN_S,
+    BROKER_BEATS,
+    BROKER_LEASE_S,
+    BROKER_REPLY_S,
+    BROKER_WINDOW,
+    BUNDLE_BYTES_MAX,
+    EVENT_BYTES_MAX,
+    KEEP_DONE_S,
+)
+from watchbill.spool.names import (
+    Stamps,
+    bundle_name,
+    event_names,
+    lines_of,
+    new_writer,
+    stem_of,
+    with_attempt,
+)
+from watchbill.spool.producer import Signer
+from watchbill.spool.recovery import Recovered
+
+__all__ = ["JetSpool", "StreamLease"]
+
+T = TypeVar("T")
+#: Bytes of headers around an event, at most.
+_HEAD_BYTES = 4_096
+_STORE_FAILED = 10077
+#: How soon a note is written again after a lease was settled, in seconds: a batch is settled one by one.
+_NOTE_SOON_S = 0.1
+_SERVED_STATUSES = frozenset({"404", "408", "409"})
+
+
+@dataclass(slots=True)
+class StreamLease(Lease):
+    """A message that is ours until it is settled."""
+
+    seq: int = 0
+    reply: str = ""
+    worker: str = ""
+    stored: Stored | None = field(default=None, repr=False)
+    tried: bool = False  # a count of its tries is stored
+
+
+class JetSpool:
+    """One spool on a broker. Thread-safe. Connects with the first operation; raises SpoolBroken if it cannot."""
+
+    def __init__(
+        self,
+        name: str,
+        reach: Reach,
+        *,
+        folder: str | os.PathLike[str] = "",
+        attempts: int = ATTEMPTS_MAX,
+        event_bytes_max: int = EVENT_BYTES_MAX,
+        signer: Signer | None = None,
+        lease_s: float = BROKER_LEASE_S,
+        replicas: int = 1,
+        keep_done_s: float = KEEP_DONE_S,
+    ) -> None:
+        """`name` is that of the stream. `folder` holds the files of shell workers' leases on this machine."""
+        if attempts < 1:
+            raise ValueError("attempts must be at least 1")
+        self.path = Path(folder)
+        self.streams = Streams(name)
+        self.attempts = attempts
+        self.given_up = 0
+        self.lease_s = lease_s
+        self.keep_done_s = keep_done_s
+        self._replicas = replicas
+        self._reach = reach
+        self._event_bytes_max = event_bytes_max
+        self._sign = signer.sign if signer is not None else None
+        self._is_stored: Callable[[list[tuple[Event, bytes]]], bool] = lambda _: False
+        self._stamps, self._writer = Stamps(), new_writer()
+        self._rest_ends_s = 0.0
+        self._signatures: dict[str, bytes] = {}
+        self._is_closed = False
+        self._begin()
+
+    def _begin(self) -> None:
+        """All that belongs to one process and its connection."""
+        self._pid = os.getpid()
+        self._link = Link(self._reach, f"watchbill {self.streams.name}")
+        self.holders = Holders(self._link, self.streams, self.lease_s)
+        self._is_ready = False
+        self._readying = asyncio.Lock()
+        self._worker, self._note, self._beat, self._revision = new_worker(), Note(), 0, 0
+        self._noting = asyncio.Lock()
+        self._noted_at_s = 0.0
+        self._note_is_due = False
+        self._held: dict[int, StreamLease] = {}
+        self._inbox, self._pull, self._is_pulling = "", 0, False
+        self._pulled: asyncio.Queue[Received] = asyncio.Queue()
+        self._turn_revision, self._turn_at_s = 0, 0.0
+        self._arrived = asyncio.Event()
+        self._is_beating = False
+
+    # ------------------------------------------------------------------ facts
+
+    @property
+    def in_flight_here(self) -> int:
+        return len(self._held)
+
+    @property
+    def rests_s(self) -> float:
+        return max(0.0, self._rest_ends_s - time.monotonic())
+
+    @property
+    def barred(self) -> dict[str, str]:
+        """Nothing on a broker belongs to another user."""
+        return {}
+
+    @property
+    def named(self) -> str:
+        """The spool, for messages."""
+        return f"{self.streams.name} on {self._reach.named}"
+
+    def warnings(self) -> list[str]:
+        return []
+
+    def signature_of(self, name: str) -> bytes | None:
+        """The signature of an event that is leased here."""
+        return self._signatures.get(stem_of(name))
+
+    # ------------------------------------------------------------------ producing
+
+    def enqueue(self, event: Mapping[str, Any] | bytes | str) -> str:
+        """Store one event and return its name. On return the broker has acknowledged it."""
+        return self.commit_lines([encode(event, self._event_bytes_max)])[0]
+
+    def enqueue_many(
+        self, events: Iterable[Mapping[str, Any] | bytes | str], *, bundle: bool = False
+    ) -> list[str]:
+        return self.commit_lines([encode(event, self._event_bytes_max) for event in events], bundle=bundle)
+
+    def commit_lines(self, lines: Sequence[bytes], *, bundle: bool = False) -> list[str]:
+        """Store lines that `events.encode` has made. Raises SpoolFull or SpoolBroken: then not all are there."""
+        if not lines:
+            return []
+        if bundle:
+            refuse_bundle(lines)
+            names = [bundle_name(self._stamps.take(), self._writer, len(lines))]
+            contents: Sequence[bytes] = [b"\n".join(lines)]
+        else:
+            names = event_names(self._stamps.take(len(lines)), self._writer, len(lines))
+            contents = lines
+        signatures = [None if self._sign is None else self._sign(content) for content in contents]
+        nonce = os.urandom(6).hex()  # one id for all sends of this call, and no other's
+
+        async def publish() -> None:
+            self._refuse_large(contents)
+            await self._together(
+                self._publish("queue", name, content, signature=signature, nonce=nonce)
+                for name, content, signature in zip(names, contents, signatures, strict=True)
+            )
+
+        self._call(publish, "store events", more_s=len(lines) / BROKER_WINDOW)
+        return names
+
+    def checkpoint(self) -> None:
+        """Nothing to do: the broker has what it acknowledged."""
+
+    def put_many(self, carried: Sequence[Carried]) -> None:
+        """Store events of another spool under their own names. What this spool has is left out: a move that was cut
+        off may be repeated."""
+
+        async def put(each: Carried) -> None:
+            if await self.find_stored(self.streams.poison, "poison", stem_of(each.name)) is not None:
+                return
+            await self._publish(
+                "queue", each.name, each.content, attempts=each.attempts, signature=each.signature
+            )
+
+        async def publish() -> None:
+            self._refuse_large(each.content for each in carried)
+            await self._together(put(each) for each in carried)
+
+        self._call(publish, "store events", more_s=len(carried) / BROKER_WINDOW)
+
+    def put_poison(self, carried: Carried, reason: Mapping[str, object]) -> None:
+        """Store an event that another spool has given up, with its reason."""
+
+        async def publish() -> None:
+            self._refuse_large([carried.content])
+            await self._publish(
+                "poison", carried.name, carried.content, attempts=carried.attempts, signature=carried.signature,
+                reason=reason,
+            )  # fmt: skip
+
+        self._call(publish, f"store {carried.name}")
+
+    # ------------------------------------------------------------------ consuming
+
+    @contextlib.contextmanager
+    def dequeue(self) -> Generator[Item | None]:
+        """Lease the oldest event for the length of a `with` block, as `Spool.dequeue` does."""
+        item = self.lease()
+        if item is None:
+            yield None
+            return
+        try:
+            yield item
+        except PoisonEvent as error:
+            if not item.lease.settled:
+                self.poison(item, str(error))
+            raise
+        except Exception as error:
+            if not item.lease.settled:
+                self.fail(item, error)
+            raise
+        except BaseException:
+            if not item.lease.settled:
+                self.release(item)
+            raise
+        if not item.lease.settled:
+            self.done(item)
+
+    def lease(self) -> Item | None:
+        """Lease the oldest event without a `with` block; settle it with done, release, fail or poison."""
+        return next(iter(self.lease_many(1)), None)
+
+    def lease_many(
+        self,
+        count: int,
+        *,
+        bytes_max: int = BUNDLE_BYTES_MAX,
+        retries_alone: bool = False,
+        counts: bool = True,
+    ) -> list[Item]:
+        """Lease up to `count` of the oldest events, as `Spool.lease_many` does. Unreadable ones go to poison."""
+
+        async def lease() -> list[Item]:
+            while leased := await self._lease(count, bytes_max, retries_alone, counts):
+                try:
+                    items = [item for each in leased if (item := await self._read(each)) is not None]
+                except BaseException:  # the bound is over: nobody gets them, so nobody may renew them
+                    for each in leased:
+                        self._settle(each)
+                    raise
+                if items:
+                    return items
+            return []
+
+        return self._call(lease, "lease events", more_s=BROKER_REPLY_S)
+
+    def done(self, item: Item) -> None:
+        self.done_many([item])
+
+    def done_many(self, items: Sequence[Item]) -> None:
+        """Finish events. Raises LeaseLost if a lease was lost, SpoolBroken if the broker does not confirm it."""
+
+        async def finish() -> None:
+            leases = [self._lease_of(item) for item in items if not item.lease.settled]
+            await self._confirm_leases()
+            for lease in leases:
+                self._refuse_lost(lease)
+            await self._together(self._finish(lease) for lease in leases)
+
+        if items:
+            self._refuse_settled(items)
+            self._call(finish, "finish events", more_s=len(items) / BROKER_WINDOW)
+
+    def release(self, item: Item, *, rest_s: float = 0.0) -> None:
+        """Put an event back without using up an attempt; nobody gets it for `rest_s` seconds."""
+        self._put_back(item, rest_s, failed=False)
+
+    def give_back(self, item: Item) -> None:
+        """Release, now or later: without a broker the lease ends by itself."""
+        try:
+            self.release(item)
+        except (LeaseLost, SpoolBroken, SpoolFull):
+            self.forget(item)
+
+    def forget(self, item: Item) -> None:
+        """Drop the lease of an event without a word to the broker, which delivers it again when the lease is over."""
+        lease = self._lease_of(item)
+        lease.settled = True
+        self._let_go(lease)
+
+    def poison(self, item: Item, reason: str) -> None:
+        """Give an event up; the reason is stored with it."""
+        self._refuse_settled([item])
+        told = {"reason": reason, "error": "poisoned"}
+        self._call(lambda: self._poison(self._lease_of(item), told), f"give up {item.name}")
+
+    def fail(self, item: Item, error: BaseException, *, rest_s: float = 0.0) -> bool:
+        """Release an event that failed, or poison it after its last attempt. Return True if it was poisoned."""
+        self._refuse_settled([item])
+        if item.attempt < self.attempts:
+            self._put_back(item, rest_s, failed=True)
+            return False
+        text = f"retries exhausted: {type(error).__name__}: {error}"
+        told = {"reason": text, "error": "retries exhausted"}
+        self._call(lambda: self._poison(self._lease_of(item), told), f"give up {item.name}")
+        return True
+
+    def split_out(self, item: Item, bad: BadLine) -> None:
+        """Put a bundle's bad line into poison; a redelivery stores the same."""
+        self._call(lambda: self._split_out(item, bad), f"split a bad line out of {item.name}")
+
+    def recover(self, *, start: bool = True) -> Recovered:
+        """Take back the leases of workers that are dead; their events come with the next lease."""
+
+        async def sweep() -> None:
+            await self.holders.look(self._worker)
+            await self.holders.sweep()
+
+        del start
+        self._call(sweep, "recover the spool")
+        return Recovered()
+
+    def spare(self, is_stored: Callable[[list[tuple[Event, bytes]]], bool]) -> None:
+        """Deliver, and never poison, events whose workers died if `is_stored` finds them in the worker's store."""
+        self._is_stored = is_stored
+
+    def wait(self, timeout_s: float) -> bool:
+        """Sleep until something may have arrived, at most `timeout_s`."""
+
+        async def arrived() -> bool:
+            try:
+                async with asyncio.timeout(timeout_s):
+                    await self._arrived.wait()
+            except TimeoutError:
+                return False
+            finally:
+                self._arrived.clear()
+            return True
+
+        return self._call(arrived, "wait for events", more_s=timeout_s)
+
+    def wake(self) -> None:
+        """End a `wait` in another thread."""
+        if not self._is_closed:
+            with contextlib.suppress(ValueError, RuntimeError):
+                self._link.on_loop(self._arrived.set)
+
+    def take_turn(self) -> bool:
+        """Whether this worker is the only one that may lease now; `ordered` drains ask before each batch."""
+        return self._call(self._take_turn, "take the turn")
+
+    def let_turn_go(self) -> None:
+        """Let another worker have the turn."""
+        if self._turn_revision:
+            with contextlib.suppress(SpoolBroken, SpoolFull):
+                self._call(lambda: self.holders.drop(_TURN), "let the turn go")
+            self._turn_revision = 0
+
+    # ------------------------------------------------------------------ life
+
+    def close(self) -> None:
+        """Put back what is leased, for a bounded time, and end the connection."""
+        if self._is_closed:
+            return
+        if self._pid == os.getpid() and self._link.is_connected:
+            with contextlib.suppress(SpoolBroken, SpoolFull):
+                self._link.call(self._leave, "leave the spool")
+        self._is_closed = True
+        self._link.close() if self._pid == os.getpid() else self._link.abandon()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # ------------------------------------------------------------------ for looking and moving by hand
+
+    def run(self, act: Callable[[Link], Awaitable[T]], doing: str) -> T:
+        """Run a coroutine function with the link of this spool, once its streams are there."""
+        return self._call(lambda: act(self._link), doing)
+
+    async def find_stored(self, stream: str, kind: str, stem: str) -> Stored | None:
+        """The message of an event in one stream."""
+        if stream == self.streams.done and self.keep_done_s <= 0:
+            return None
+        subject = self.streams.subject(kind, stem)
+        try:
+            reply = await self._link.api(f"STREAM.MSG.GET.{stream}", {"last_by_subj": subject})
+        except BrokerSays as error:
+            if error.number in NO_MESSAGE:
+                return None
+            raise
+        at_ns = ns_of_time(str(reply["message"]["time"]))
+        return stored_of(
+            self.streams, from_api(reply), stream=stream, seq=int(reply["message"]["seq"]), at_ns=at_ns
+        )
+
+    async def publish_copy(
+        self, kind: str, stored: Stored, *, attempts: int, reason: Mapping[str, object] | None = None
+    ) -> str:
+        """Store an event in another stream of this spool, under its name."""
+        signature = stored.headers.get(SIGNATURE)
+        return await self._publish(
+            kind, stored.name, stored.data, attempts=attempts, reason=reason,
+            signature=None if signature is None else signature.encode(),
+        )  # fmt: skip
+
+    def hand_over(self, item: Item, note: Note, worker: str) -> None:
+        """Make a lease of this process that of another worker, such as a shell script, and forget it."""
+
+        async def hand() -> None:
+            lease = self._lease_of(item)
+            note.held = {lease.seq: Held(lease.attempt, len(item.events))}
+            note.reply = lease.reply
+            await self.holders.write(worker, note, 0, 0)
+            lease.settled = True
+            self._let_go(lease)
+            await self._write_note()
+
+        self._call(hand, f"lease {item.name}")
+
+    # ------------------------------------------------------------------ on the loop: sending
+
+    async def _publish(
+        self,
+        kind: str,
+        name: str,
+        content: bytes,
+        *,
+        attempts: int = 0,
+        signature: bytes | None = None,
+        reason: Mapping[str, object] | None = None,
+        nonce: str = "",
+    ) -> str:
+        """Store a message and return its name. In the queue a second copy of a waiting event is left out."""
+        stem = stem_of(name)
+        headers = {
+            NAME: with_attempt(name, 0),
+            "Nats-Msg-Id": f"{kind}.{stem}.{nonce or os.urandom(6).hex()}",
+        }
+        if attempts:
+            headers[ATTEMPTS] = str(attempts)
+        if signature is not None:
+            headers[SIGNATURE] = signature.decode()
+        if reason is not None:
+            headers[REASON] = reason_bytes(name, attempts, reason).decode().strip()
+        try:
+            await self._link.ask(self.streams.subject(kind, stem), content, headers)
+        except BrokerSays as error:
+            if kind != "queue" or error.number != _STORE_FAILED:
+                raise
+            waiting = await self.find_stored(self.streams.name, kind, stem)
+            if waiting is None or waiting.data != content:
+                raise
+        return name
+
+    def _refuse_large(self, contents: Iterable[bytes]) -> None:
+        most = self._link.payload_bytes_max - _HEAD_BYTES
+        size = max(map(len, contents), default=0)
+        if size > most:
+            raise EventRefused(
+                f"the event has {size} bytes, more than the {most} that the broker takes; raise its max_payload"
+            )
+
+    async def _together(self, acts: "Iterable[Awaitable[Any]]") -> None:
+        """Do all, a window at a time. Raises the first failure after all have ended."""
+        gate = asyncio.Semaphore(BROKER_WINDOW)
+
+        async def one(act: Awaitable[Any]) -> None:
+            async with gate:
+                await act
+
+        for outcome in await asyncio.gather(*(one(act) for act in acts), return_exceptions=True):
+            if isinstance(outcome, BaseException):
+                raise outcome
+
+    # ------------------------------------------------------------------ on the loop: leasing
+
+    async def _lease(
+        self, count: int, bytes_max: int, retries_alone: bool, counts: bool
+    ) -> list[StreamLease]:
+        """Pull messages, leave out those that others hold, and note the rest as ours."""
+        messages = [self._message(each) for each in await self._pull_messages(count, bytes_max)]
+        if any(delivered > 1 for _, _, delivered in messages) or self._look_is_due():
+            await self.holders.look(self._worker)
+            await self.holders.sweep()
+        leases: list[StreamLease] = []
+        back: dict[str, float] = {}  # reply and pause of what is not for us now
+        is_full = False
+        for stored, reply, delivered in messages:
+            if (held := self._held.get(stored.seq)) is not None:
+                held.reply = reply  # the broker forgot that it is ours
+            elif self.holders.of(stored.seq) is not None:
+                back[reply] = self.lease_s / BROKER_BEATS
+            else:
+                lease = await self._leased(stored, reply, delivered)
+                first = leases[0].attempt if leases else 0
+                is_full = is_full or (retries_alone and first > 0 and max(first, lease.attempt) > 1)
+                if is_full:
+                    back[reply] = 0.0
+                else:
+                    leases.append(lease)
+        await self._together(self._nak(reply, pause_s) for reply, pause_s in back.items())
+        if leases:
+            await self._note_leases(leases, counts)
+        return leases
+
+    async def _leased(self, stored: Stored, reply: str, delivered: int) -> StreamLease:
+        tries = await self.holders.tries(stored.seq) if delivered > 1 else 0
+        attempt = max(stored.attempts, tries) + 1
+        return StreamLease(
+            with_attempt(stored.name, attempt), attempt, True, "", stored.name,
+            seq=stored.seq, reply=reply, worker=self._worker, stored=stored, tried=tries > 0,
+        )  # fmt: skip
+
+    async def _note_leases(self, leases: list[StreamLease], counts: bool) -> None:
+        for lease in leases:
+            lease.worker = self._worker
+            self._held[lease.seq] = lease
+        self._note.counts = counts
+        try:
+            if not await self._write_note():
+                self._lose_all()
+                for lease in leases:  # not noted before, so still ours to note
+                    lease.worker, self._held[lease.seq] = self._worker, lease
+                await self._write_note()
+        except BaseException:
+            for lease in leases:
+                self._held.pop(lease.seq, None)
+            raise
+        self._begin_beating()
+
+    async def _read(self, lease: StreamLease) -> Item | None:
+        """The item of a lease; None if it had to be given up."""
+        assert lease.stored is not None
+        content = lease.stored.data.removesuffix(b"\n")
+        try:
+            item = item_of(lease, Path(), content)
+        except EventRefused as error:
+            await self._poison(lease, {"reason": str(error), "error": "unreadable"})
+            self.given_up += 1
+            return None
+        if lease.attempt > self.attempts:
+            pairs = list(zip(item.events, item.lines, strict=True))
+            if not await asyncio.to_thread(self._is_stored, pairs):
+                died = f"its worker died, or its lease ran out, in try {lease.attempt - 1} of {self.attempts}"
+                await self._poison(lease, {"reason": f"retries exhausted: {died}", "error": "worker died"})
+                self.given_up += len(item.events)
+                return None
+        if (signature := lease.stored.headers.get(SIGNATURE)) is not None:
+            self._signatures[stem_of(item.name)] = signature.encode()
+        for bad in item.bad:
+            await self._split_out(item, bad)
+        self.given_up += len(item.bad)
+        return item
+
+    async def _pull_messages(self, count: int, bytes_max: int) -> list[Received]:
+        """What waits now, at most `count`, in the order of arrival."""
+        if not self._inbox:
+            inbox = f"_INBOX.{os.urandom(12).hex()}"
+            await self._link.listen(f"{inbox}.*", self._hear)
+            self._inbox = inbox
+        while True:
+            self._pull += 1
+            body = {
+                "batch": count,
+                "no_wait": True,
+                "max_bytes": max(bytes_max, self._link.payload_bytes_max),
+            }
+            await self._link.tell(
+                f"$JS.API.CONSUMER.MSG.NEXT.{self.streams.name}.{CONSUMER}", json.dumps(body).encode(),
+                reply=f"{self._inbox}.{self._pull}",
+            )  # fmt: skip
+            self._is_pulling = True
+            try:
+                found, is_served = await self._collect(count)
+            finally:
+                self._is_pulling = False
+            if found or is_served:
+                return found
+            await asyncio.sleep(BROKER_AGAIN_S)
+
+    async def _collect(self, count: int) -> tuple[list[Received], bool]:
+        """The messages of the present pull, and whether the broker has served it."""
+        found: list[Received] = []
+        while len(found) < count:
+            try:
+                message = await asyncio.wait_for(self._pulled.get(), BROKER_REPLY_S)
+            except TimeoutError:
+                return found, False
+            if message.status:
+                return found, message.status in _SERVED_STATUSES
+            found.append(message)
+        while not self._pulled.empty():  # of an earlier pull that was given up
+            if not (more := self._pulled.get_nowait()).status:
+                await self._nak(more.reply)
+        return found, True
+
+    def _hear(self, message: Received) -> None:
+        """Take what a pull delivers. A message keeps the subject of its event, so only a status tells its pull."""
+        if message.status:
+            if message.subject == f"{self._inbox}.{self._pull}":
+                self._pulled.put_nowait(message)
+        elif self._is_pulling:
+            self._pulled.put_nowait(message)
+        else:  # of a pull that was given up
+            self._link.soon(lambda: self._nak(message.reply))
+
+    def _message(self, message: Received) -> tuple[Stored, str, int]:
+        """The event of a delivered message, its reply address, and how often it was delivered."""
+        # $JS.ACK.<stream>.<consumer>.<delivered>.<seq>.<number>.<ns>.<pending>, with domain and account before in some
+        parts = message.reply.split(".")
+        delivered, seq, _, at_ns = (int(part) for part in parts[-5:-1])
+        if len(parts) >= 12:  # <domain>.<account> in front, a random token at the end
+            delivered, seq, _, at_ns = (int(part) for part in parts[-6:-2])
+        stored = stored_of(self.streams, message, stream=self.streams.name, seq=seq, at_ns=at_ns)
+        return stored, message.reply, delivered
+
+    # ------------------------------------------------------------------ on the loop: settling
+
+    async def _finish(self, lease: StreamLease) -> None:
+        assert lease.stored is not None
+        if self.keep_done_s > 0:
+            await self.publish_copy("done", lease.stored, attempts=lease.attempt)
+        await self._link.request(lease.reply, b"+ACK")
+        if lease.tried:
+            await self.holders.forget_tries(lease.seq)
+        self._settle(lease)
+
+    async def _poison(self, lease: StreamLease, reason: Mapping[str, object]) -> None:
+        await self._confirm_leases()
+        self._refuse_lost(lease)
+        assert lease.stored is not None
+        await self.publish_copy("poison", lease.stored, attempts=lease.attempt, reason=reason)
+        await self._link.request(lease.reply, b"+TERM")
+        if lease.tried:
+            await self.holders.forget_tries(lease.seq)
+        self._settle(lease)
+
+    def _put_back(self, item: Item, rest_s: float, *, failed: bool) -> None:
+        self._refuse_settled([item])
+
+        async def put_back() -> None:
+            lease = self._lease_of(item)
+            await self._confirm_leases()
+            self._refuse_lost(lease)
+            if failed:
+                await self.holders.note_tries(lease.seq, lease.attempt)
+            self._settle(lease)
+            await self._write_note()  # before the message is free: its next worker must not find it held
+            await self._nak(lease.reply, rest_s)
+
+        self._call(put_back, f"put {item.name} back")
+        if rest_s > 0:
+            self._rest_ends_s = max(self._rest_ends_s, time.monotonic() + rest_s)
+
+    async def _split_out(self, item: Item, bad: BadLine) -> None:
+        name = bad_line_name(item, bad)
+        reason = {"reason": bad.reason, "bundle": item.name, "line": bad.number}
+        await self._publish("poison", name, bad.line, attempts=item.attempt, reason=reason)
+
+    async def _nak(self, reply: str, delay_s: float = 0.0) -> None:
+        more = f' {{"delay": {int(delay_s * 1e9)}}}' if delay_s > 0 else ""
+        await self._link.request(reply, f"-NAK{more}".encode())
+
+    def _settle(self, lease: StreamLease) -> None:
+        lease.settled = True
+        self._let_go(lease)
+
+    def _let_go(self, lease: StreamLease) -> None:
+        self._held.pop(lease.seq, None)
+        self._signatures.pop(stem_of(lease.name), None)
+        if not self._note_is_due:
+            self._note_is_due = True
+            self._link.soon(self._write_due_note, _NOTE_SOON_S)
+
+    def _lease_of(self, item: Item) -> StreamLease:
+        if not isinstance(item.lease, StreamLease) or self._pid != os.getpid():
+            raise LeaseLost(f"{item.name} is not leased by this process")
+        return item.lease
+
+    @staticmethod
+    def _refuse_settled(items: Sequence[Item]) -> None:
+        if all(item.lease.settled for item in items):
+            raise LeaseLost(f"{items[0].name} was settled before")
+
+    def _refuse_lost(self, lease: StreamLease) -> None:
+        if lease.worker != self._worker or self._held.get(lease.seq) is not lease:
+            raise LeaseLost(f"{lease.name} is no longer leased by this worker")
+
+    # ------------------------------------------------------------------ on the loop: the note of this worker
+
+    async def _write_note(self) -> bool:
+        """Write what is leased now. False if our leases were taken away."""
+        async with self._noting:
+            self._note_is_due = False
+            self._note.held = {
+                seq: Held(lease.attempt, lines_of(lease.name)) for seq, lease in self._held.items()
+            }
+            if not self._note.held and not self._revision:
+                return True
+            if not self._note.held:
+                await self.holders.drop(self._worker)
+                self._revision = 0
+                return True
+            self._beat += 1
+            revision = await self.holders.write(self._worker, self._note, self._beat, self._revision)
+            self._revision = revision
+            if revision:
+                self._noted_at_s = time.monotonic()
+            return revision > 0
+
+    async def _write_due_note(self) -> None:
+        if self._note_is_due and not await self._write_note():
+            self._lose_all()
+
+    async def _confirm_leases(self) -> None:
+        """After a time without renewal: find out whether our leases were taken away meanwhile."""
+        if time.monotonic() - self._noted_at_s > self.lease_s / 2 and not await self._write_note():
+            self._lose_all()
+
+    def _lose_all(self) -> None:
+        """Another worker took us for dead: our leases are its own, and we begin anew."""
+        self._held.clear()
+        self._worker, self._revision = new_worker(), 0
+
+    def _begin_beating(self) -> None:
+        if not self._is_beating:
+            self._is_beating = True
+            self._link.soon(self._keep_beating, self.lease_s / BROKER_BEATS)
+
+    async def _keep_beating(self) -> None:
+        """Renew the leases, and look at the other workers; then again, a third of a lease later."""
+        try:
+            for lease in list(self._held.values()):
+                await self._link.tell(lease.reply, b"+WPI")
+            if self._held and not await self._write_note():
+                self._lose_all()
+            if self._turn_revision:
+                await self._write_turn()
+            await self.holders.look(self._worker)
+        finally:
+            if not self._is_closed:
+                self._link.soon(self._keep_beating, self.lease_s / BROKER_BEATS)
+
+    def _look_is_due(self) -> bool:
+        return time.monotonic() - self.holders.looked_at_s > self.lease_s / BROKER_BEATS
+
+    async def _take_turn(self) -> bool:
+        if self._turn_revision:
+            if time.monotonic() - self._turn_at_s > self.lease_s / BROKER_BEATS:
+                await self._write_turn()
+            return self._turn_revision > 0
+        await self.holders.look(self._worker)
+        await self.holders.sweep()
+        if self.holders.get(_TURN) is None:
+            await self._write_turn()
+            self._begin_beating()
+        return self._turn_revision > 0
+
+    async def _write_turn(self) -> None:
+        """Take or renew the turn; it is gone if another worker took us for dead."""
+        self._beat += 1
+        note = Note({0: Held(0, 0)}, counts=False)
+        self._turn_revision = await self.holders.write(_TURN, note, self._beat, self._turn_revision)
+        self._turn_at_s = time.monotonic()
+
+    # ------------------------------------------------------------------ on the loop: life
+
+    def _call(self, act: Callable[[], Awaitable[T]], doing: str, *, more_s: float = 0.0) -> T:
+        if self._is_closed:
+            raise ValueError(f"the spool {self.streams.name} is closed")
+        if self._pid != os.getpid():
+            self._link.abandon()
+            self._begin()
+
+        async def ready() -> T:
+            await self._make_ready()
+            return await act()
+
+        try:
+            return self._link.call(ready, doing, more_s=more_s)
+        except SpoolBroken:
+            self._is_ready = False  # the broker may come back without our streams
+            raise
+
+    async def _make_ready(self) -> None:
+        async with self._readying:
+            if self._is_ready:
+                return
+            await self.streams.ensure(
+                self._link, replicas=self._replicas, lease_s=self.lease_s, keep_done_s=self.keep_done_s
+            )
+            await self._link.listen(f"{self.streams.name}.wake.>", lambda _: self._arrived.set())
+            self._is_ready = True
+
+    async def _leave(self) -> None:
+        """Put our leases back and take our notes away."""
+        held, self._held = list(self._held.values()), {}
+        await self._write_note()
+        for lease in held:
+            lease.settled = True
+            await self._nak(lease.reply)
+        if self._turn_revision:
+            await self.holders.drop(_TURN)
+
+
+#: The note of the worker whose turn it is, where one at a time may lease.
+_TURN = "turn"

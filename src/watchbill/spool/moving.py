@@ -1,0 +1,100 @@
+"""Moving events from one spool to another: from files to a broker, or back.
+
+    recover ─▶ lease a batch ─▶ store it in the other spool under the same names ─▶ finish it here, until nothing waits
+
+Then what was given up, with its reasons. An event is finished here only after the other spool has acknowledged it: a
+move that is killed loses nothing. It may be repeated: an event that is still in the other spool is not stored twice;
+one that was consumed there meanwhile is delivered again, and its id is known to the corpus. The end of a move uses up
+no attempt. Finished events stay where they are. Events that workers hold are counted, and moved by the next run.
+"""
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from watchbill.spool.backend import AnySpool
+from watchbill.spool.by_hand import by_hand
+from watchbill.spool.faults import EventRefused, LeaseLost
+from watchbill.spool.item import Carried, Item
+from watchbill.spool.layout import State
+from watchbill.spool.limits import DRAIN_BATCH_BYTES_MAX, MOVE_BATCH
+
+__all__ = ["Moved", "move"]
+
+
+@dataclass(slots=True)
+class Moved:
+    """What a move did; counts are of events."""
+
+    waiting: int = 0
+    poison: int = 0
+    refused: int = 0  # too large for the other spool
+    leased: int = 0  # by workers, when the move ended
+
+
+def move(
+    source: AnySpool, target: AnySpool, *, progress: Callable[[Moved], None] = lambda _: None,
+    stop: Callable[[], bool] = lambda: False,
+) -> Moved:  # fmt: skip
+    """Move all events that wait or were given up. Raises SpoolFull or SpoolBroken: then the rest is where it was."""
+    moved = Moved()
+    source.recover()
+    refused: list[Item] = []
+    try:
+        while not stop() and (
+            items := source.lease_many(MOVE_BATCH, bytes_max=DRAIN_BATCH_BYTES_MAX, counts=False)
+        ):
+            refused += _move_batch(source, target, items, moved)
+            progress(moved)
+    finally:
+        for item in refused:
+            source.give_back(item)
+    if not stop():
+        _move_poison(source, target, moved)
+    moved.leased = by_hand(source).counts(State.IN_FLIGHT)[State.IN_FLIGHT]
+    return moved
+
+
+def _move_batch(source: AnySpool, target: AnySpool, items: list[Item], moved: Moved) -> list[Item]:
+    """Move a batch and return the events that the target can never store."""
+    try:
+        try:
+            target.put_many([_carried(source, item) for item in items])
+            kept: list[Item] = []
+        except EventRefused:
+            kept = [item for item in items if not _fits(source, target, item)]
+    except BaseException:
+        for item in items:
+            source.give_back(item)
+        raise
+    done = [item for item in items if item not in kept]
+    if done:
+        with contextlib.suppress(LeaseLost):  # taken from us meanwhile: delivered again, and its id is known
+            source.done_many(done)
+        moved.waiting += sum(len(item.events) for item in done)
+    moved.refused += len(kept)
+    return kept
+
+
+def _fits(source: AnySpool, target: AnySpool, item: Item) -> bool:
+    try:
+        target.put_many([_carried(source, item)])
+    except EventRefused:
+        return False
+    return True
+
+
+def _carried(source: AnySpool, item: Item) -> Carried:
+    return Carried(item.name, item.content, item.attempt - 1, source.signature_of(item.name))
+
+
+def _move_poison(source: AnySpool, target: AnySpool, moved: Moved) -> None:
+    here = by_hand(source)
+    for entry in list(here.entries(State.POISON)):
+        try:
+            target.put_poison(here.carried(entry), entry.reason)
+        except EventRefused:
+            moved.refused += 1
+            continue
+        here.put_away(entry)
+        moved.poison += entry.events
