@@ -18,8 +18,9 @@ from watchbill.units import Bytes, Millis
 __all__ = [
     "BATCHES_LANE", "BUILT_IN_LANES", "DEFAULT_LANE", "LATEST_WINS", "LEASED_LANE", "LOCAL_SITE", "PLANS_LANE",
     "RAM", "ROTATION_LANE", "AlertRules", "ApiKey", "BackgroundTask", "BatchRules", "Catalog", "Device", "EngineRules",
-    "Epoch", "JournalRules", "Lane", "Model", "PeerRules", "PolicyRules", "ProcessType", "Reach", "Reservation",
-    "RotationRules", "RoutingRules", "Server", "SpoolRules", "Tier", "TierRules", "WorkClass",
+    "Epoch", "JournalRules", "Lane", "Model", "NatsRules", "PeerRules", "PolicyRules", "ProcessType", "Reach",
+    "Reservation", "RotationRules", "RoutingRules", "Server", "SpoolRules", "Tier", "TierRules", "WorkClass",
+    "stream_of",
 ]  # fmt: skip
 
 RAM = "ram"
@@ -345,8 +346,24 @@ class AlertRules:
 
 
 @dataclass(frozen=True, slots=True)
+class NatsRules:
+    """NATS servers, and how this machine identifies itself there. Without servers: the one of `up --with-nats`."""
+
+    servers: tuple[str, ...] = ()
+    user: str = ""
+    password: str = field(default="", repr=False)
+    token: str = field(default="", repr=False)
+    credentials: str = ""  # absolute paths of files
+    ca: str = ""
+    certificate: str = ""
+    key: str = ""
+    replicas: int = 1
+    timeout_ms: Millis = Millis(20_000)
+
+
+@dataclass(frozen=True, slots=True)
 class SpoolRules:
-    """A durable queue of plain files, and where it is drained to. Paths may be relative to the root."""
+    """A durable queue, and where it is drained to. Paths may be relative to the root."""
 
     name: str
     path: str
@@ -364,6 +381,17 @@ class SpoolRules:
     verify: tuple[str, ...] = ()  # public keys; with any, unsigned events are poisoned
     sign: str | None = None  # the private key that the command line and the git hook sign with
     kinds: tuple[tuple[str, str], ...] = ()  # of the git hook: (path pattern, kind), first match wins
+    backend: Literal["files", "nats"] = "files"
+    stream: str = ""  # on a broker; "" is one by its name
+    lease_ms: Millis = Millis(30_000)  # of a worker on a broker that does not renew it
+    nats: NatsRules = NatsRules()
+
+
+def stream_of(name: str, stream: str = "") -> str:
+    """The stream of a spool on a broker: the one that is given, else one by the spool's name."""
+    return stream or "watchbill_" + "".join(
+        each if each.isalnum() and each.isascii() else "_" for each in name
+    )
 
 
 @dataclass(frozen=True, slots=True)

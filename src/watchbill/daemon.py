@@ -44,6 +44,7 @@ from watchbill.processes import CardLocks, Keeper, RootLock, Signals, Withheld, 
 from watchbill.pull import SMOLLM2_FILE, pull
 from watchbill.root import Root
 from watchbill.runtime.alerts import Alerts, Deliverer
+from watchbill.runtime.broker import prepare, wait_until_up
 from watchbill.runtime.capture import SpoolCapture
 from watchbill.runtime.children import Children
 from watchbill.runtime.drains import Drains
@@ -81,6 +82,8 @@ class Options(Protocol):
     def record(self) -> Path | None: ...
     @property
     def no_fleet(self) -> bool: ...
+    @property
+    def with_nats(self) -> bool: ...
 
 
 class Screen(Protocol):
@@ -201,12 +204,12 @@ async def _serve(setting: _Setting, catalog: Catalog) -> int:
     alerts = Alerts(catalog.alerts, journal.write, Deliverer(root.path).deliver)
     tell = partial(asyncio.get_running_loop().call_soon_threadsafe, alerts.raise_)
     spools = _Spools(Drains(root.path, tell), SpoolCapture(root.path, catalog.spools, tell))
-    programs = Children(
-        Keeper(root.path, withheld=setting.withheld), root.logs, {"WATCHBILL_HOME": str(root.path)}
-    )
+    keeper = Keeper(root.path, withheld=setting.withheld)
+    # Brokers are kept apart: they end after the drains.
+    programs, brokers = (Children(keeper, root.logs, {"WATCHBILL_HOME": str(root.path)}) for _ in range(2))
     batches = Batches(root.batches, catalog.batches, note=journal.write, tell=alerts.raise_)
     cards = _Cards(catalog, setting)
-    beside = _Beside(spools, programs, batches)
+    beside = _Beside(spools, (programs, brokers), batches)
     driver = _make_driver(setting, catalog, journal, alerts, beside, cards=cards)
     try:
         await cards.own(catalog)
@@ -222,8 +225,7 @@ async def _serve(setting: _Setting, catalog: Catalog) -> int:
             _start_fleet(
                 programs, root, catalog.fleet
             )  # its agents look for the address that was just written
-        serving.gateway.capturing.sink = spools.captures
-        await asyncio.to_thread(spools.drains.reconfigure, catalog.spools)
+        await _start_spools(spools, brokers, serving, catalog, setting)
         reloading = _Reloading(_Reloaded(driver, spools, serving, cards, batches), setting, reload_asked)
         await reloading.begin()
         log = asyncio.create_task(watch_own_log(root.daemon_log), name="log")
@@ -238,8 +240,7 @@ async def _serve(setting: _Setting, catalog: Catalog) -> int:
         await stopping.unless_again(_drain(serving, programs))
     finally:
         await programs.close(hard=True)  # what a second signal, or an error, left
-        for lost in await asyncio.to_thread(spools.close):
-            setting.screen.warn(lost)
+        await _close_spools(spools, brokers, setting)
         await batches.close()
         await driver.close()
         cards.locks.release()
@@ -288,7 +289,7 @@ def _make_driver(
             ),
             recorder=Recorder(setting.options.record, Driver.now()),
             spools=beside.spools.view,
-            programs=beside.programs.view,
+            programs=beside.programs,
             batches=beside.batches.view,
         ),
     )
@@ -299,8 +300,12 @@ class _Beside:
     """What runs beside the driver and is shown in its status."""
 
     spools: "_Spools"
-    programs: Children
+    children: tuple[Children, ...]
     batches: Batches
+
+    def programs(self) -> dict[str, dict[str, object]]:
+        """The programs that run beside the daemon."""
+        return {label: told for each in self.children for label, told in each.view().items()}
 
 
 def _start_fleet(programs: Children, root: Root, rules: FleetRules) -> None:
@@ -311,6 +316,32 @@ def _start_fleet(programs: Children, root: Root, rules: FleetRules) -> None:
         make_folder(folder / "plans")  # our own folder: no mount can be missing there
     for label, words in found.items():
         programs.start(label, (sys.executable, "-m", "watchbill", *words))
+
+
+async def _start_spools(
+    spools: "_Spools", brokers: Children, serving: Serving, catalog: Catalog, setting: _Setting
+) -> None:
+    """Captures and drains from now on, once the broker of this root runs where it was asked for."""
+    if setting.options.with_nats:
+        await _start_broker(brokers, setting)
+    serving.gateway.capturing.sink = spools.captures
+    await asyncio.to_thread(spools.drains.reconfigure, catalog.spools)
+
+
+async def _close_spools(spools: "_Spools", brokers: Children, setting: _Setting) -> None:
+    """Ends the drains, tells of events that were lost, and ends the broker that they used."""
+    for lost in await asyncio.to_thread(spools.close):
+        setting.screen.warn(lost)
+    await brokers.close()
+
+
+async def _start_broker(brokers: Children, setting: _Setting) -> None:
+    """Runs the NATS server of this root, and waits until it answers. Raises ConfigError where there is none."""
+    path = setting.root.path
+    brokers.start("nats-server", await asyncio.to_thread(prepare, path))
+    if not await asyncio.to_thread(wait_until_up, path):
+        log = setting.root.logs / "nats-server.log"
+        setting.screen.warn(f"the NATS server does not answer yet; its log is {log}")
 
 
 class _Cards:

@@ -947,3 +947,13 @@ CHILD_AGAIN_MS = (1_000, 60_000)
 CHILD_STEADY_MS = 60_000
 #: Tasks of plans that the coordinator's own agent runs at the same time.
 BRAIN_SLOTS = 2
+
+# ------------------------------------------------------------------ the broker of `up --with-nats`
+
+#: How long `up` waits until its broker answers.
+NATS_START_MS = 20_000
+#: The largest event of that broker, with its headers, in bytes: one of the spool's own largest.
+NATS_PAYLOAD_BYTES_MAX = 17 * 1024 * 1024
+#: What it may keep on the disk and in memory, in bytes.
+NATS_FILE_BYTES_MAX = 64 * 1024**3
+NATS_MEMORY_BYTES_MAX = 64 * 1024**2

@@ -124,7 +124,7 @@ def test_a_spool_is_shown_with_its_defaults_and_reads_back() -> None:
 def test_only_the_spools_are_read_where_only_they_matter() -> None:
     """A command on a spool does not fail for an API key that is not set, or a model that is wrong."""
     text = '[server.keys.me]\nkey = "env:NIX"\n[models.a]\nengine = "nix"\n[spool.notes]\n'
-    loaded = read_text(text, base=BASE, origin="w.toml", environment={}, only="spool")
+    loaded = read_text(text, base=BASE, origin="w.toml", environment={}, only=("spool",))
     assert list(loaded.catalog.spools) == ["notes"]
     assert len(complaints(text)) == 2
 

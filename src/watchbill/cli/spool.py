@@ -1,6 +1,6 @@
-"""`spool`: puts events into a durable queue of files, and lists, shows and counts them.
+"""`spool`: puts events into a durable queue, and lists, shows and counts them.
 
-Uses only the spool's folders: no daemon is needed, and workers may run meanwhile.
+Uses only the spool's folders or its broker: no daemon is needed, and workers may run meanwhile.
 """
 
 import json as jsonlib
@@ -18,6 +18,7 @@ from cyclopts.validators import Number
 from watchbill.catalog import SpoolRules
 from watchbill.cli import FAILED
 from watchbill.cli.app import WrongUse
+from watchbill.cli.spool_carry import move_spool
 from watchbill.cli.spool_choice import AsJson, Chosen, Which, configured
 from watchbill.cli.spool_drain import drain, gc
 from watchbill.cli.spool_hook import app as hook
@@ -37,18 +38,19 @@ from watchbill.cli.terminal import plain
 from watchbill.errors import TheirsError
 from watchbill.limits import CLI_SPOOL_ROWS
 from watchbill.root import find_root
-from watchbill.spool import Entry, SpoolBroken, SpoolFull, SpoolLayout, State
+from watchbill.spool import SpoolBroken, SpoolFull, SpoolLayout, State
+from watchbill.spool.by_hand import by_hand
 from watchbill.spool.githook import warnings as hook_warnings
-from watchbill.spool.inspect import by_age, in_folders
 
 __all__ = ["app"]
 
 _DEFAULTS = Which()
 _STATES = {word: state for state, word in WORDS.items()}
 
-app = App(name="spool", help="Put events into a durable queue of files, look at it, drain it.")
+app = App(name="spool", help="Put events into a durable queue, look at it, drain it.")
 for _command in (dequeue, done, renew, release, poison, requeue, drain, gc, key):
     app.command(_command)
+app.command(move_spool, name="move")
 app.command(hook)
 
 
@@ -130,16 +132,14 @@ def list_events(
     which: Which = _DEFAULTS,
 ) -> None:
     """List the events of a spool and where they are."""
-    from watchbill.spool.replay import replay_dead, unreplayed
-
     states, terminal = [_state(word) for word in state or ()], which.terminal
     kept = limit if limit is not None else 0 if json else CLI_SPOOL_ROWS
     with which.choose().look() as spool:
-        replay_dead(spool.layout)
-        entries, total = by_age(spool, *states, limit=kept or None)
-        hidden = unreplayed(spool.layout)
-        folder = spool.layout.folder(State.QUEUE)
-        folded = in_folders(spool) if not states or State.QUEUE in states else 0
+        hand = by_hand(spool)
+        entries, total = hand.by_age(*states, limit=kept or None)
+        hidden = hand.unreplayed()
+        folder = spool.path.absolute() / State.QUEUE.value
+        folded = hand.in_folders() if not states or State.QUEUE in states else 0
         if json:
             for piece in listed_as_json(entries, total=total, unreplayed=hidden, in_folders=folded):
                 terminal.write(piece)
@@ -172,11 +172,10 @@ def show(
     which: Which = _DEFAULTS,
 ) -> None:
     """Show one event: its state, its attempts, and its content."""
-    from watchbill.spool import show as read_event
-
-    terminal = which.terminal
-    with which.choose().look() as spool:
-        entry, content = _quietly(lambda: read_event(spool, find_events(spool, [name])[0]))
+    terminal, chosen = which.terminal, which.choose()
+    with chosen.look() as spool:
+        entry = find_events(chosen, spool, [name])[0]
+        content = _quietly(lambda: by_hand(spool).show(entry))
     if raw:
         terminal.show_json(content)
     elif json:
@@ -192,13 +191,11 @@ def stats(*, json: AsJson = False, which: Which = _DEFAULTS) -> int:
 
     Without --spool every spool of the config is counted.
     """
-    from watchbill.spool import stats as count
-
     terminal, failed = which.terminal, list[str]()
     if which.spool is not None:
         chosen = which.choose()
         with chosen.look() as spool:
-            counts = {chosen.rules.name: count(spool)}
+            counts = {chosen.rules.name: by_hand(spool).stats()}
             for warning in [] if json else spool.warnings():
                 terminal.note(plain(warning))
         failing = hook_warnings(chosen.folder)
@@ -208,7 +205,7 @@ def stats(*, json: AsJson = False, which: Which = _DEFAULTS) -> int:
             chosen = Chosen(rules, find_root(which.root).path)
             try:
                 with closing(chosen.make()) as spool:
-                    counts[name] = count(spool)
+                    counts[name] = by_hand(spool).stats()
                 failing += hook_warnings(chosen.folder)
             except (SpoolLayout, SpoolFull, SpoolBroken) as error:  # the others are counted all the same
                 failed.append(f"watchbill: {name}: {plain(str(error))}")
@@ -237,7 +234,7 @@ def _state(word: str) -> State:
     return state
 
 
-def _quietly(act: Callable[[], tuple[Entry, bytes]]) -> tuple[Entry, bytes]:
+def _quietly(act: Callable[[], bytes]) -> bytes:
     """Turns a missing or unreadable event into a failure, not into wrong use of the command."""
     try:
         return act()

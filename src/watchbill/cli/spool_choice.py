@@ -7,6 +7,7 @@ model's file or an API key is missing.
 """
 
 import os
+from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -20,8 +21,8 @@ from watchbill.cli.options import CONFIG_DEFAULT, QUIET, ROOT
 from watchbill.cli.terminal import Terminal
 from watchbill.errors import ConfigError
 from watchbill.root import command_for, find_root
-from watchbill.runtime.spools import folder_of, open_spool
-from watchbill.spool import Spool
+from watchbill.runtime.spools import folder_of, is_on_broker, open_spool
+from watchbill.spool.backend import AnySpool
 from watchbill.suggest import did_you_mean
 
 __all__ = ["AsJson", "Chosen", "Config", "Which", "configured", "in_config"]
@@ -52,21 +53,26 @@ class Chosen(NamedTuple):
     def folder(self) -> Path:
         return folder_of(self.rules, self.root)
 
-    def command(self, *words: str) -> str:
-        """A command for this spool, for a person to paste. It names the folder, so that it works from everywhere."""
-        return command_for(self.root, "spool", *words, "--spool", str(self.folder))
+    @property
+    def named(self) -> str:
+        """By what a command names this spool: the folder, so that it works from everywhere, else its name."""
+        return self.rules.name if is_on_broker(self.rules) else str(self.folder)
 
-    def make(self, *, signed: bool = False) -> Spool:
-        """The spool; missing folders are made."""
+    def command(self, *words: str) -> str:
+        """A command for this spool, for a person to paste."""
+        return command_for(self.root, "spool", *words, "--spool", self.named)
+
+    def make(self, *, signed: bool = False) -> AnySpool:
+        """The spool; missing folders or streams are made."""
         return open_spool(self.rules, self.root, signed=signed)
 
-    def look(self) -> Spool:
+    def look(self) -> AbstractContextManager[AnySpool]:
         """The spool, for commands that only look or move: a mistyped folder is not made into a spool."""
-        if not (self.folder / "queue").is_dir():
+        if not is_on_broker(self.rules) and not (self.folder / "queue").is_dir():
             raise ConfigError(
                 f"there is no spool in {self.folder}; the first event makes one: {self.command('enqueue')}"
             )
-        return self.make()
+        return closing(self.make())
 
 
 @Parameter(name="*")
@@ -118,7 +124,7 @@ def configured(config: Path | None, root: Path | None) -> dict[str, SpoolRules]:
     from watchbill.config import find_config, read
 
     found = find_root(root)
-    return dict(read(find_config(config, found), root=found.path, only="spool").catalog.spools)
+    return dict(read(find_config(config, found), root=found.path, only=("spool", "nats")).catalog.spools)
 
 
 def _unknown(name: str, known: list[str]) -> str:

@@ -22,11 +22,9 @@ from watchbill.cli.terminal import Terminal, plain
 from watchbill.interrupts import STOPPED
 from watchbill.limits import CLI_DRAIN_LOOK_S, DRAIN_WORKERS_MAX
 from watchbill.runtime.spools import corpora_of, make_drains
-from watchbill.spool import Drain, DrainReport, State, stats
-from watchbill.spool import gc as collect
+from watchbill.spool import Drain, DrainReport, State
+from watchbill.spool.by_hand import by_hand
 from watchbill.spool.githook import warnings as hook_warnings
-from watchbill.spool.inspect import counts
-from watchbill.spool.replay import unreplayed
 from watchbill.units import parse_millis
 
 __all__ = ["Foreground", "drain", "gc"]
@@ -120,7 +118,7 @@ def gc(
     keep_ms = chosen.rules.keep_done_ms if keep is None else parse_millis(keep)
     where = archive or (chosen.root / chosen.rules.archive if chosen.rules.archive else None)
     with chosen.look() as spool:
-        done = collect(spool, keep_done_s=keep_ms / 1000, compact=compact, archive=where)
+        done = by_hand(spool).collect(keep_done_s=keep_ms / 1000, compact=compact, archive=where)
     if json:
         terminal.show(jsonlib.dumps(asdict(done)))
     else:
@@ -137,16 +135,17 @@ def _drain(chosen: Chosen, terminal: Terminal, *, once: bool, idle: str | None, 
         for warning in hook_warnings(chosen.folder):
             terminal.note(plain(warning))
         files = ", ".join(sorted(set(chosen.rules.corpora.values())))
-        waiting = stats(drains[0].spool) if once and terminal.is_live else None
+        waiting = by_hand(drains[0].spool).stats() if once and terminal.is_live else None
         foreground = Foreground(drains, terminal)
         report = foreground.run(
-            f"draining {chosen.folder} into {files}; Ctrl-C ends it",
+            f"draining {drains[0].spool.named} into {files}; Ctrl-C ends it",
             once=once,
             idle_s=idle_s,
             waiting=waiting.queue + waiting.in_flight if waiting else 0,
         )
-        hidden = unreplayed(drains[0].spool.layout)
-        leased = counts(chosen.folder, State.IN_FLIGHT)[State.IN_FLIGHT] if once else 0
+        hand = by_hand(drains[0].spool)
+        hidden = hand.unreplayed()
+        leased = hand.counts(State.IN_FLIGHT)[State.IN_FLIGHT] if once else 0
         barred = {path: why for each in drains for path, why in each.spool.barred.items()}
     finally:
         for each in drains:

@@ -15,7 +15,8 @@ from typing import NamedTuple
 
 from watchbill.errors import TheirsError
 from watchbill.limits import CLI_ENQUEUE_BATCH_BYTES_MAX, CLI_ENQUEUE_BATCH_MAX
-from watchbill.spool import EventRefused, Spool
+from watchbill.spool import EventRefused
+from watchbill.spool.backend import AnySpool
 from watchbill.spool.events import encode, refuse_bundle
 from watchbill.spool.limits import EVENT_BYTES_MAX
 
@@ -31,7 +32,7 @@ class _Line(NamedTuple):
 
 
 def feed(
-    open_spool: Callable[[], Spool], source: str, *, bundle: bool, stored: Callable[[list[str]], None]
+    open_spool: Callable[[], AnySpool], source: str, *, bundle: bool, stored: Callable[[list[str]], None]
 ) -> None:
     """Stores the events of a source; `stored` gets their names once they are durable.
 
@@ -69,9 +70,9 @@ def feed(
 class _Opened:
     """A spool that is opened when there is something to store in it."""
 
-    def __init__(self, open_spool: Callable[[], Spool]) -> None:
+    def __init__(self, open_spool: Callable[[], AnySpool]) -> None:
         self._open = open_spool
-        self._spool: Spool | None = None
+        self._spool: AnySpool | None = None
 
     def store(self, lines: list[_Line], stored: Callable[[list[str]], None], *, bundle: bool = False) -> None:
         texts = [line.text for line in lines]
@@ -80,7 +81,7 @@ class _Opened:
         if texts:
             _tell(stored, self.open().enqueue_many(texts, bundle=bundle))
 
-    def open(self) -> Spool:
+    def open(self) -> AnySpool:
         if self._spool is None:
             self._spool = self._open()
         return self._spool

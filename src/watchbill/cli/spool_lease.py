@@ -12,12 +12,10 @@ from watchbill.cli.app import WrongUse
 from watchbill.cli.spool_choice import AsJson, Which
 from watchbill.cli.spool_views import complain, told_of_barred
 from watchbill.cli.terminal import plain
-from watchbill.spool import Spool
+from watchbill.spool.backend import AnySpool
+from watchbill.spool.by_hand import by_hand
 from watchbill.spool.item import Item
 from watchbill.spool.limits import SHELL_LEASE_S
-from watchbill.spool.shell_lease import dequeue as lease
-from watchbill.spool.shell_lease import done as finish
-from watchbill.spool.shell_lease import renew as prolong
 from watchbill.spool.term import Term, term_for, term_of
 from watchbill.units import format_millis, parse_millis
 
@@ -93,7 +91,7 @@ def done(
     Exit code 1 for an event that is not leased any more: its lease has ended, and another worker may have it.
     """
     with which.choose().look() as spool:
-        names = [finish(spool, path) for path in paths]
+        names = [by_hand(spool).finish(path) for path in paths]
     which.terminal.show(jsonlib.dumps({"moved": names}) if json else "\n".join(map(plain, names)))
     return 0
 
@@ -102,7 +100,7 @@ def renew(path: _Path, /, *, for_: _For = None, pid: _Pid = None, which: Which =
     """Extend the lease of an event, counted from now."""
     term = _term(for_, pid)
     with which.choose().look() as spool:
-        which.terminal.show(str(prolong(spool, path, term)))
+        which.terminal.show(str(by_hand(spool).renew(path, term)))
     return 0
 
 
@@ -119,9 +117,9 @@ def _term(for_: str | None, pid: int | None) -> Term:
     return term
 
 
-def _lease(spool: Spool, term: Term, wait_s: float) -> tuple[Path, Item] | None:
+def _lease(spool: AnySpool, term: Term, wait_s: float) -> tuple[Path, Item] | None:
     deadline = time.monotonic() + wait_s
-    while (leased := lease(spool, term)) is None:
+    while (leased := by_hand(spool).lease_out(term)) is None:
         left_s = deadline - time.monotonic()
         if left_s <= 0:
             return None

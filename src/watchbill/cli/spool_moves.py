@@ -10,13 +10,13 @@ from cyclopts import Parameter
 
 from watchbill.cli import FAILED
 from watchbill.cli.app import WrongUse
-from watchbill.cli.spool_choice import AsJson, Which
+from watchbill.cli.spool_choice import AsJson, Chosen, Which
 from watchbill.cli.spool_views import WORDS
 from watchbill.cli.terminal import Terminal, plain
 from watchbill.errors import TheirsError
-from watchbill.root import find_root
-from watchbill.spool import Entry, LeaseLost, Spool, SpoolBroken, SpoolFull, SpoolLayout, State, entries
-from watchbill.spool.inspect import find_leased
+from watchbill.spool import Entry, LeaseLost, SpoolBroken, SpoolFull, SpoolLayout, State
+from watchbill.spool.backend import AnySpool
+from watchbill.spool.by_hand import by_hand
 from watchbill.spool.names import stem_of
 
 __all__ = ["find_events", "poison", "release", "requeue"]
@@ -52,16 +52,14 @@ def release(
     A shell worker gives the PATH that `dequeue` printed. Otherwise only needed for a worker that hangs: the events of
     a dead one come back by themselves.
     """
-    from watchbill.spool import release_named
-    from watchbill.spool.shell_lease import fail
-
-    with which.choose().look() as spool:
-        found, held = find_events(spool, names, State.IN_FLIGHT), _held(names)
+    chosen = which.choose()
+    with chosen.look() as spool:
+        found, held = find_events(chosen, spool, names, State.IN_FLIGHT), _held(names)
 
         def move(entry: Entry) -> str:
             if failed is None:
-                return release_named(spool, entry, force=force, holder=entry.path in held)
-            fail(spool, entry.path, failed)
+                return by_hand(spool).release(entry, force=force, holder=entry.path in held)
+            by_hand(spool).fail(entry.path, failed)
             return entry.name
 
         return _move(found, move, which.terminal, json=json)
@@ -79,13 +77,12 @@ def poison(
     which: Which = _DEFAULTS,
 ) -> int:
     """Give up events that wait or are in flight."""
-    from watchbill.spool import poison_named
-
-    with which.choose().look() as spool:
-        found, held = find_events(spool, names, State.QUEUE, State.IN_FLIGHT), _held(names)
+    chosen = which.choose()
+    with chosen.look() as spool:
+        found, held = find_events(chosen, spool, names, State.QUEUE, State.IN_FLIGHT), _held(names)
         return _move(
             found,
-            lambda entry: poison_named(spool, entry, reason, force=force, holder=entry.path in held),
+            lambda entry: by_hand(spool).poison(entry, reason, force=force, holder=entry.path in held),
             which.terminal,
             json=json,
         )
@@ -108,45 +105,31 @@ def requeue(
 
     A poisoned file may be edited first: `show` prints its path.
     """
-    from watchbill.spool import requeue as put_back
-
     if bool(names) == all_:
         raise WrongUse("name the events to requeue, or say --all. See: watchbill spool requeue --help")
-    with which.choose().look() as spool:
+    chosen = which.choose()
+    with chosen.look() as spool:
         found = (
-            list(entries(spool, State.POISON))
+            list(by_hand(spool).entries(State.POISON))
             if all_
-            else find_events(spool, names or [], State.POISON, State.DONE)
+            else find_events(chosen, spool, names or [], State.POISON, State.DONE)
         )
-        return _move(found, lambda entry: put_back(spool, entry), which.terminal, json=json)
+        return _move(found, by_hand(spool).requeue, which.terminal, json=json)
 
 
-def find_events(spool: Spool, names: list[str], *states: State) -> list[Entry]:
+def find_events(chosen: Chosen, spool: AnySpool, names: list[str], *states: State) -> list[Entry]:
     """The files of these names, each given in full, as a path, or by a beginning that only one has.
 
     A path of a leased file must match exactly: the same event may be leased by another worker by now.
     """
-    leased = {name: find_leased(spool, Path(name)) for name in names if _is_leased(spool, name)}
-    if len(leased) == len(names):
-        return list(leased.values())
-    stems = {name: stem_of(Path(name).name) for name in names if name not in leased}
-    found: dict[str, list[Entry]] = {name: [] for name in names}
-    for entry in entries(spool, *states):
-        stem = stem_of(entry.name)
-        for name, asked in stems.items():
-            if stem == asked:
-                found[name] = [entry]
-            elif (
-                asked
-                and stem.startswith(asked)
-                and not any(stem_of(each.name) == asked for each in found[name])
-            ):
-                found[name].append(entry)
-    return [leased.get(name) or _single(spool, name, found[name], states) for name in names]
-
-
-def _is_leased(spool: Spool, name: str) -> bool:
-    return spool.layout.folder(State.IN_FLIGHT) in Path(name).absolute().parents
+    hand, found = by_hand(spool), list[Entry]()
+    for name in names:
+        if hand.is_leased_path(name):
+            found.append(hand.find_leased(Path(name)))
+            continue
+        stem = stem_of(Path(name).name)
+        found.append(_single(chosen, name, hand.beginning(stem, *states) if stem else [], states))
+    return found
 
 
 def _held(names: list[str]) -> set[Path]:
@@ -154,14 +137,13 @@ def _held(names: list[str]) -> set[Path]:
     return {Path(name).absolute() for name in names if "/" in name}
 
 
-def _single(spool: Spool, name: str, found: list[Entry], states: tuple[State, ...]) -> Entry:
+def _single(chosen: Chosen, name: str, found: list[Entry], states: tuple[State, ...]) -> Entry:
     if len(found) == 1:
         return found[0]
     if found:
         raise TheirsError(f"{len(found)} events begin with {name}; name one in full")
     where = " or ".join(WORDS[state] for state in states) or "this spool"
-    look = find_root().command("spool", "list", "--spool", str(spool.layout.root))
-    raise TheirsError(f"no event {name} in {where}; {look} shows what there is")
+    raise TheirsError(f"no event {name} in {where}; {chosen.command('list')} shows what there is")
 
 
 def _move(found: list[Entry], act: Callable[[Entry], str], terminal: Terminal, *, json: bool) -> int:

@@ -55,6 +55,7 @@ class UpOptions:
     quiet: bool
     record: Path | None = None
     no_fleet: bool = False
+    with_nats: bool = False
 
 
 def up(
@@ -101,6 +102,14 @@ def up(
         ),
     ] = None,
     no_fleet: _NoFleet = False,
+    with_nats: Annotated[
+        bool,
+        Parameter(
+            negative="",
+            show_default=False,
+            help="Also run a NATS server of this root, for spools with backend nats; on this machine only.",
+        ),
+    ] = False,
     where: Where = _DEFAULTS,
 ) -> int:
     """Start the daemon and stay until Ctrl-C.
@@ -108,7 +117,9 @@ def up(
     The last line it prints at start is `ready http://HOST:PORT`.
     """
     root = find_root(where.root)
-    options = UpOptions(config, root.path, host, port, ollama_port, where.quiet, _writable(record), no_fleet)
+    options = UpOptions(
+        config, root.path, host, port, ollama_port, where.quiet, _writable(record), no_fleet, with_nats
+    )
     if detach:
         return _up_in_background(options, root)
     from watchbill import daemon
@@ -222,6 +233,7 @@ def _arguments(options: UpOptions) -> list[str]:
         "up",
         *(word for name, value in named.items() if value is not None for word in (name, str(value))),
         *(["--no-fleet"] if options.no_fleet else []),
+        *(["--with-nats"] if options.with_nats else []),
     ]
 
 

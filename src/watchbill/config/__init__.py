@@ -11,7 +11,7 @@
 One file for each section of the file, with its tables, defaults, checks and what it becomes in the catalog:
 
     server   devices   engines   models   sets   lanes   policy   rotation (and epochs)   journal (and alerts)   spools
-    process_types   fleet (with coordinator and agents)
+    nats   process_types   fleet (with coordinator and agents)
 
 Imports pydantic, so it is imported by `up` and `config` only.
 """

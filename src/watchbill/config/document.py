@@ -29,6 +29,7 @@ from watchbill.config.journal import AlertsTable, JournalTable, build_alerts, bu
 from watchbill.config.keys import Key, keys_of, tables_of
 from watchbill.config.lanes import LaneTable, build_lane, check_lanes, settle_lanes
 from watchbill.config.models import ModelTable, build_model, check_models, settle_model
+from watchbill.config.nats import NatsTable, build_nats, check_nats, nats_variables_of
 from watchbill.config.peers import PeerTable, add_peers, build_peer_keys, check_peers, peer_variables_of
 from watchbill.config.policy import PolicyTable, build_policy, check_policy
 from watchbill.config.process_types import ProcessTable, build_process_type
@@ -73,7 +74,8 @@ class Document(Table):
     epochs: dict[PlainName, EpochTable] = Field(default={}, description="Windows for ingestion work.")
     journal: JournalTable = Field(default=JournalTable(), description="Where decisions are written down.")
     alerts: AlertsTable = Field(default=AlertsTable(), description="Where alerts go.")
-    spool: dict[PlainName, SpoolTable] = Field(default={}, description="Durable queues of plain files.")
+    spool: dict[PlainName, SpoolTable] = Field(default={}, description="Durable queues.")
+    nats: NatsTable = Field(default=NatsTable(), description="Brokers for spools of several machines.")
     batches: BatchesTable = Field(default=BatchesTable(), description="Bounds of uploaded files and batches.")
     process: dict[PlainName, ProcessTable] = Field(default={}, description="Types of work for POST /process.")
     fleet: FleetTable = Field(default=FleetTable(), description="The folder that plans are run from.")
@@ -139,6 +141,8 @@ def check_sections(document: Document, draft: Draft) -> Iterator[Wrong]:
     yield from check_policy(document.policy, draft)
     yield from check_epochs(document.epochs, draft)
     yield from check_spools(document.spool, draft)
+    is_used = any(table.backend == "nats" for table in document.spool.values())
+    yield from check_nats(document.nats, draft, is_used=is_used)
     yield from check_batches(document.batches, draft)
     yield from check_fleet(document.fleet, document.agents, draft)
     peers = _asked_peers(document)
@@ -159,6 +163,8 @@ def build(document: Document, base: Path, environment: Mapping[str, str]) -> Cat
     }
     routing = build_routing(document.routing)
     variables = key_variables_of(document.tiers) | peer_variables_of(document.peers)
+    variables |= nats_variables_of(document.nats)
+    nats = build_nats(document.nats, base, environment)
     server = build_server(document.server, environment, variables)
     add_peers(document.peers, engines, models, environment)
     add_tiers(document.tiers, routing.order, engines, models, environment)
@@ -174,7 +180,7 @@ def build(document: Document, base: Path, environment: Mapping[str, str]) -> Cat
         sets={name: table.models for name, table in document.sets.items()},
         journal=build_journal(document.journal, base),
         alerts=build_alerts(document.alerts),
-        spools={name: build_spool(name, table, base) for name, table in document.spool.items()},
+        spools={name: build_spool(name, table, base, nats) for name, table in document.spool.items()},
         batches=build_batches(document.batches),
         process={name: build_process_type(name, table) for name, table in document.process.items()},
         fleet=build_fleet(document.fleet, document.coordinator, document.agents, base),

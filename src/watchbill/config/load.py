@@ -7,7 +7,7 @@ files or at the machine.
 
 import copy
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
@@ -76,13 +76,13 @@ def read(
     *,
     root: Path | None = None,
     environment: Mapping[str, str] = os.environ,
-    only: str | None = None,
+    only: Collection[str] | None = None,
     source: Callable[[Path], bytes] = read_once,
 ) -> Loaded:
     """The config at `path`, with everything that is needed to show or examine it; None is the embedded default.
 
-    `find_config` says which one a command means. `source` reads the file and raises OSError. `only` names the one table
-    that matters to the caller: a command for a spool does not fail because an API key is missing.
+    `find_config` says which one a command means. `source` reads the file and raises OSError. `only` names the tables
+    that matter to the caller: a command for a spool does not fail because an API key is missing.
     """
     if path is None:
         base = find_root(root, environment).path
@@ -100,12 +100,12 @@ def read_text(
     origin: str,
     environment: Mapping[str, str],
     file: Path | None = None,
-    only: str | None = None,
+    only: Collection[str] | None = None,
 ) -> Loaded:
     """Reads, checks and builds. Raises ConfigError with every problem there is."""
     raw, lines = read_toml(text.removeprefix("\ufeff"), origin)
     if only is not None:
-        raw = {key: value for key, value in raw.items() if key == only}
+        raw = {key: value for key, value in raw.items() if key in only}
     try:
         document, found = _examine_values(raw, lines, base, environment)
     except RecursionError as error:  # dotted keys nest without a bracket that the parser would count

@@ -4,12 +4,13 @@ Folder and corpus of a spool come from its name unless they are given. Watchbill
 its root, which is not known here: only a path that begins with ~ or / leads elsewhere.
 """
 
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Literal, cast
 
-from pydantic import BeforeValidator, Field, WithJsonSchema
+from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 
 from watchbill import catalog, limits, names
 from watchbill.config.checks import Draft, Wrong
@@ -71,6 +72,16 @@ Corpora = Annotated[
         }
     ),
 ]
+
+
+def _check_stream(text: str) -> str:
+    if not _STREAM.fullmatch(text):
+        raise refused("is no name of a stream", "use letters, digits, - and _, at most 128")
+    return text
+
+
+_STREAM = re.compile(r"[A-Za-z0-9_-]{1,128}", re.ASCII)
+StreamName = Annotated[str, AfterValidator(_check_stream)]
 Kinds = Annotated[
     dict[str, str],
     BeforeValidator(_read_kinds),
@@ -79,9 +90,24 @@ Kinds = Annotated[
 
 
 class SpoolTable(Table):
-    """A durable queue of plain files, and the corpus it is drained into. Watchbill writes both, so `path`,
+    """A durable queue, and the corpus it is drained into. Watchbill writes both, so `path`,
     `corpus` and `archive` are relative to its root; `schema` and `verify` are relative to the config file."""
 
+    backend: Literal["files", "nats"] = Field(
+        default="files",
+        description="Where events are: in plain files, or on the NATS servers of [nats], for several machines.",
+    )
+    stream: StreamName | None = Field(
+        default=None,
+        description="With backend nats: the name of its stream; watchbill_NAME otherwise.",
+        examples=["watchbill_jobs"],
+    )
+    lease: Duration = Field(
+        default=Millis(30_000),
+        ge=1_000,
+        le=3_600_000,
+        description="With backend nats: events of a worker that is silent for this long go to others.",
+    )
     path: Line | None = Field(
         default=None, description="The spool's folder; spool/NAME otherwise.", examples=["spool/corpus"]
     )
@@ -174,7 +200,14 @@ _SCHEMAS = ("builtin", "any")
 def check_spools(spools: Mapping[str, SpoolTable], draft: Draft) -> Iterator[Wrong]:
     """Paths that cannot be, two spools in one folder, and a corpus that its own spool would eat."""
     owners: dict[Path, str] = {}
+    streams: dict[str, str] = {}
     for name, table in spools.items():
+        if table.backend == "nats":
+            yield from _check_broker(name, table, draft)
+            stream = catalog.stream_of(name, table.stream or "")
+            if streams.setdefault(stream, name) != name:
+                text = f"is the stream of the spool {streams[stream]}, too"
+                yield ("spool", name, "stream"), text, "choose another"
         wrongs = list(_check_paths(draft.base, name, table))
         yield from wrongs
         if wrongs:
@@ -191,6 +224,17 @@ def check_spools(spools: Mapping[str, SpoolTable], draft: Draft) -> Iterator[Wro
                 at: KeyPath = ("spool", name, "corpus")
                 at = (*at, kind) if isinstance(table.corpus, dict) else at
                 yield at, "lies inside its own spool", "put it beside the spool's folder"
+
+
+def _check_broker(name: str, table: SpoolTable, draft: Draft) -> Iterator[Wrong]:
+    """Keys of a spool of files in one that is on a broker."""
+    given = draft.keys_at("spool", name)
+    if "durability" in given:
+        text = "means nothing with backend nats: the servers decide it (sync_interval: always)"
+        yield ("spool", name, "durability"), text, "remove it"
+    if table.archive is not None:
+        text = "cannot be used with backend nats: the servers delete finished events"
+        yield ("spool", name, "archive"), text, "remove it"
 
 
 def _check_paths(base: Path, name: str, table: SpoolTable) -> Iterator[Wrong]:
@@ -222,7 +266,7 @@ def _normal(base: Path, text: str) -> Path:
 # ------------------------------------------------------------------ the catalog's record
 
 
-def build_spool(name: str, table: SpoolTable, base: Path) -> catalog.SpoolRules:
+def build_spool(name: str, table: SpoolTable, base: Path, nats: catalog.NatsRules) -> catalog.SpoolRules:
     """The record of a table that was settled and found right."""
     schema = table.schema_file
     corpora = {kind: below_root(base, file) for kind, file in _corpora_of(table).items()}
@@ -243,4 +287,8 @@ def build_spool(name: str, table: SpoolTable, base: Path) -> catalog.SpoolRules:
         verify=tuple(str(names.operator_path(base, key)) for key in table.verify),
         sign=str(names.operator_path(base, table.sign)) if table.sign else None,
         kinds=tuple(table.kinds.items()),
+        backend=table.backend,
+        stream=table.stream or "",
+        lease_ms=table.lease,
+        nats=nats,
     )

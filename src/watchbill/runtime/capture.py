@@ -30,7 +30,8 @@ from watchbill.limits import (
     CAPTURE_STOP_MS,
 )
 from watchbill.runtime.spools import open_spool
-from watchbill.spool import EventRefused, Spool
+from watchbill.spool import EventRefused
+from watchbill.spool.backend import AnySpool
 
 __all__ = ["Capture", "Captured", "SpoolCapture"]
 
@@ -192,7 +193,7 @@ class _Writer:
             self._tell(Alert("capture", text))
 
     def _run(self) -> None:
-        spool: Spool | None = None
+        spool: AnySpool | None = None
         pause_ms = CAPTURE_AGAIN_MS
         while batch := self._next_batch():
             is_last_try = self._ending.is_set()
@@ -225,7 +226,7 @@ class _Writer:
                 self._news.wait()
             return [event for event, _ in islice(self._waiting, CAPTURE_BATCH_MAX)]
 
-    def _store(self, spool: Spool, batch: list[Captured]) -> None:
+    def _store(self, spool: AnySpool, batch: list[Captured]) -> None:
         try:
             spool.enqueue_many([event.as_event() for event in batch])
             self._forget(len(batch), stored=True)

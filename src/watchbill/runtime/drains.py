@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from pathlib import Path
 
 from watchbill.catalog import SpoolRules
@@ -29,8 +30,10 @@ from watchbill.limits import (
     DRAIN_SWITCH_MS,
 )
 from watchbill.root import command_for
-from watchbill.runtime.spools import folder_of, make_drains, open_spool
-from watchbill.spool import Drain, SpoolBroken, SpoolFull, SpoolLayout, State, gc
+from watchbill.runtime.spools import folder_of, is_on_broker, make_drains, open_spool
+from watchbill.spool import Drain, SpoolBroken, SpoolFull, SpoolLayout, State
+from watchbill.spool.backend import AnySpool
+from watchbill.spool.by_hand import by_hand
 from watchbill.spool.githook import warnings
 from watchbill.spool.inspect import counts
 
@@ -102,6 +105,7 @@ class _Keeper:
         self._hooks_told: list[str] = []
         self._settled = 0
         self._held = dict.fromkeys(("waiting", "leased", "poison"), 0)
+        self._lookout: AnySpool | None = None  # by which events on a broker are counted
         self._count_at_s = time.monotonic()
 
     def start(self) -> None:
@@ -136,6 +140,8 @@ class _Keeper:
                 _LOG.debug("spool=%s", self.rules.name, exc_info=True)
             pause_ms = DRAIN_AGAIN_MS if self._settled > settled else min(pause_ms * 2, DRAIN_AGAIN_MS_MAX)
             self._stopped.wait(pause_ms / 1000)
+        if self._lookout is not None:
+            self._lookout.close()
 
     def _work(self) -> None:
         """Runs the workers until the end, or until one of them fails. Raises its error."""
@@ -216,10 +222,22 @@ class _Keeper:
         began_s = time.monotonic()
         if began_s < self._count_at_s:
             return
-        held = counts(folder_of(self.rules, self._root), State.QUEUE, State.IN_FLIGHT, State.POISON)
+        try:
+            held = self._count(State.QUEUE, State.IN_FLIGHT, State.POISON)
+        except (SpoolBroken, SpoolFull, SpoolLayout) as error:
+            self._complain(str(error))
+            self._count_at_s = time.monotonic() + DRAIN_AGAIN_MS_MAX / 1000
+            return
         self._held = dict(zip(self._held, held.values(), strict=True))
         took_s = time.monotonic() - began_s
         self._count_at_s = began_s + took_s / DRAIN_COUNT_SHARE
+
+    def _count(self, *states: State) -> dict[State, int]:
+        if not is_on_broker(self.rules):
+            return counts(folder_of(self.rules, self._root), *states)
+        if self._lookout is None:
+            self._lookout = open_spool(self.rules, self._root)
+        return by_hand(self._lookout).counts(*states)
 
     def _tell_of_poison(self, poisoned: int) -> None:
         new = poisoned - self._poisoned_told
@@ -229,10 +247,8 @@ class _Keeper:
         self._poisoned_told += new
         self._poisoned_told_at_s = now_s
         events = "an event was" if new == 1 else f"{new} events were"
-        folder = folder_of(self.rules, self._root)
-        advice = (
-            f"see: {command_for(self._root, 'spool', 'list', '--spool', str(folder), '--state', 'poison')}"
-        )
+        named = self.rules.name if is_on_broker(self.rules) else str(folder_of(self.rules, self._root))
+        advice = f"see: {command_for(self._root, 'spool', 'list', '--spool', named, '--state', 'poison')}"
         self._tell(Alert("spool-poison", f"spool {self.rules.name}: {events} poisoned; {advice}"))
 
     def _tell_of_hooks(self) -> None:
@@ -254,10 +270,12 @@ class _Keeper:
             return
         self._collect_at_s = time.monotonic() + DONE_COLLECT_MS / 1000
         self._tell_of_hooks()
+        if is_on_broker(self.rules):
+            return  # the broker removes finished events by itself
         archive = self._root / self.rules.archive if self.rules.archive else None
         try:
-            with open_spool(self.rules, self._root) as spool:
-                done = gc(spool, keep_done_s=self.rules.keep_done_ms / 1000, archive=archive)
+            with closing(open_spool(self.rules, self._root)) as spool:
+                done = by_hand(spool).collect(keep_done_s=self.rules.keep_done_ms / 1000, archive=archive)
         except (SpoolBroken, SpoolFull, SpoolLayout) as error:  # draining goes on
             self._complain(str(error))
             return

@@ -5,16 +5,21 @@ that cannot be used, and the errors of `watchbill.spool` for a folder that canno
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
-from watchbill.catalog import SpoolRules
+from watchbill.catalog import SpoolRules, stream_of
 from watchbill.errors import ConfigError
+from watchbill.runtime.broker import own_reach
 from watchbill.spool import Corpus, Drain, DrainReport, KeySigner, KeyVerifier, Schema, Spool
+from watchbill.spool.backend import AnySpool
+from watchbill.spool.jetstream.reach import Reach
 from watchbill.spool.schema import AnyObject, BuiltinSchema, JsonSchema
 
 __all__ = [
-    "corpora_of", "folder_of", "make_drains", "open_spool", "refuse_corpora", "schema_of", "signer_of",
-    "verifier_of",
+    "corpora_of", "folder_of", "is_on_broker", "make_drains", "open_spool", "other_side", "refuse_corpora",
+    "schema_of", "signer_of", "verifier_of",
 ]  # fmt: skip
 
 
@@ -23,10 +28,44 @@ def folder_of(rules: SpoolRules, root: Path) -> Path:
     return root / rules.path
 
 
-def open_spool(rules: SpoolRules, root: Path, *, signed: bool = False) -> Spool:
+def is_on_broker(rules: SpoolRules) -> bool:
+    """Whether its events are on NATS servers."""
+    return rules.backend == "nats"
+
+
+def other_side(rules: SpoolRules, backend: Literal["files", "nats"]) -> SpoolRules:
+    """The same spool, stored the other way."""
+    return replace(rules, backend=backend)
+
+
+def open_spool(rules: SpoolRules, root: Path, *, signed: bool = False) -> AnySpool:
     """The spool, created where it is missing; `signed` for producers."""
     signer = signer_of(rules) if signed else None
+    if is_on_broker(rules):
+        from watchbill.spool.jetstream.spool import JetSpool
+
+        return JetSpool(
+            stream_of(rules.name, rules.stream),
+            _reach_of(rules, root),
+            folder=folder_of(rules, root),
+            attempts=rules.attempts,
+            signer=signer,
+            lease_s=rules.lease_ms / 1000,
+            replicas=rules.nats.replicas,
+            keep_done_s=rules.keep_done_ms / 1000,
+        )
     return Spool(folder_of(rules, root), durability=rules.durability, attempts=rules.attempts, signer=signer)
+
+
+def _reach_of(rules: SpoolRules, root: Path) -> Reach:
+    """Where the broker is. Raises ConfigError if the config names none and `up --with-nats` never ran here."""
+    nats, wait_s = rules.nats, rules.nats.timeout_ms / 1000
+    if not nats.servers:
+        return replace(own_reach(root), wait_s=wait_s)
+    return Reach(
+        nats.servers, nats.user, nats.password, nats.token, nats.credentials, nats.ca, nats.certificate, nats.key,
+        wait_s,
+    )  # fmt: skip
 
 
 def corpora_of(rules: SpoolRules, root: Path) -> dict[str, Corpus]:

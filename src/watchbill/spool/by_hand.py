@@ -14,8 +14,6 @@ from watchbill.spool import inspect, shell_lease
 from watchbill.spool.backend import AnySpool
 from watchbill.spool.inspect import Entry, Stats
 from watchbill.spool.item import Carried, Item
-from watchbill.spool.jetstream.by_hand import JetByHand
-from watchbill.spool.jetstream.spool import JetSpool
 from watchbill.spool.layout import State
 from watchbill.spool.names import stem_of
 from watchbill.spool.queue import Spool
@@ -114,10 +112,14 @@ class ByHand(Protocol):
 
 def by_hand(spool: AnySpool) -> ByHand:
     """The same spool, by hand."""
-    if isinstance(spool, JetSpool):
-        return JetByHand(spool)
-    assert isinstance(spool, Spool)
-    return _FilesByHand(spool)
+    if isinstance(spool, Spool):
+        return _FilesByHand(spool)
+    # Only now: a command for files should not pay for an event loop.
+    from watchbill.spool.jetstream.by_hand import JetByHand
+    from watchbill.spool.jetstream.spool import JetSpool
+
+    assert isinstance(spool, JetSpool)
+    return JetByHand(spool)
 
 
 class _FilesByHand:

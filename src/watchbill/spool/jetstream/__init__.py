@@ -2,13 +2,27 @@
 
     from watchbill.spool.jetstream import JetSpool, Reach
 
-    link      one connection and its thread    streams   the four streams and their subjects
+    reach     where the servers are            streams   the four streams and their subjects
+    link      one connection and its thread
     holders   who has leased what              spool     the operations        by_hand   looking, and shell workers
 
 Needs the extra `watchbill[nats]`, imported with the first operation.
 """
 
-from watchbill.spool.jetstream.link import Reach
-from watchbill.spool.jetstream.spool import JetSpool
+from typing import TYPE_CHECKING, Any
+
+from watchbill.spool.jetstream.reach import Reach
+
+if TYPE_CHECKING:
+    from watchbill.spool.jetstream.spool import JetSpool
 
 __all__ = ["JetSpool", "Reach"]
+
+
+def __getattr__(name: str) -> Any:
+    """JetSpool, when it is first asked for: a command for a spool of files should not pay for an event loop."""
+    if name == "JetSpool":
+        from watchbill.spool.jetstream import spool
+
+        return spool.JetSpool
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -12,25 +12,25 @@ import ssl
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from concurrent.futures import CancelledError, Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from watchbill.errors import ConfigError
 from watchbill.packages import how_to_install
 from watchbill.spool.faults import SpoolBroken, SpoolFull
+from watchbill.spool.jetstream.reach import Reach
 from watchbill.spool.limits import (
     BROKER_AGAIN_S,
     BROKER_CONNECT_S,
     BROKER_PING_S,
     BROKER_REPLY_S,
-    BROKER_WAIT_S,
 )
 
 if TYPE_CHECKING:
     from nats.aio.client import Client
     from nats.aio.msg import Msg
 
-__all__ = ["BrokerSays", "Link", "Reach", "Received", "Reply"]
+__all__ = ["BrokerSays", "Link", "Received", "Reply"]
 
 T = TypeVar("T")
 Reply = dict[str, Any]
@@ -40,26 +40,6 @@ _PASSING = frozenset({408, 503})
 #: Among those with such a status, the ones that do not pass: the stream's limits, a full store.
 _STORE_FAILED, _NO_ROOM, _NO_RESOURCES = 10077, 10047, 10023
 _LASTING = frozenset({_STORE_FAILED, _NO_ROOM, _NO_RESOURCES})
-
-
-@dataclass(frozen=True, slots=True)
-class Reach:
-    """Where the brokers are, and how this machine identifies itself."""
-
-    servers: tuple[str, ...]
-    user: str = ""
-    password: str = field(default="", repr=False)
-    token: str = field(default="", repr=False)
-    credentials: str = ""  # a file
-    ca: str = ""  # files of TLS
-    certificate: str = ""
-    key: str = ""
-    wait_s: float = BROKER_WAIT_S
-
-    @property
-    def named(self) -> str:
-        """The servers, for messages."""
-        return ", ".join(self.servers)
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,8 @@ from watchbill.spool.events import Event, encode, refuse_bundle
 from watchbill.spool.faults import EventRefused, LeaseLost, PoisonEvent, SpoolBroken, SpoolFull
 from watchbill.spool.item import BadLine, Carried, Item, bad_line_name, item_of
 from watchbill.spool.jetstream.holders import Held, Holders, Note, new_worker
-from watchbill.spool.jetstream.link import BrokerSays, Link, Reach, Received
+from watchbill.spool.jetstream.link import BrokerSays, Link, Received
+from watchbill.spool.jetstream.reach import Reach
 from watchbill.spool.jetstream.streams import (
     ATTEMPTS,
     CONSUMER,
