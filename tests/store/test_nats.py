@@ -1,0 +1,488 @@
+"""Spools on real NATS servers: workers, brokers and moves that are killed, outages, and power cuts (SPOOL-08)."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.certificates import write_certificate
+from support.eventually import wait_until
+from support.nats_server import TOKEN, Broker, broker, cluster
+from support.power_cut import loop_disk
+from watchbill.errors import ConfigError
+from watchbill.spool import Corpus, Drain, LeaseLost, Spool, State
+from watchbill.spool.by_hand import by_hand
+from watchbill.spool.faults import EventRefused, SpoolBroken
+from watchbill.spool.jetstream import JetSpool, Reach
+from watchbill.spool.jetstream.streams import CONSUMER
+from watchbill.spool.moving import move
+
+Say = Callable[[object], None]
+KILLS_S = float(os.environ.get("WATCHBILL_NATS_KILLS_S", "20"))
+LEASE_S = 1.5
+
+
+def event(number: object, **more: object) -> dict[str, Any]:
+    return {"id": str(number), "kind": "note", "ts": 0, **more}
+
+
+def ids(corpus: Path) -> list[str]:
+    return [json.loads(line)["id"] for line in corpus.read_text().splitlines()]
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Broker]:
+    with broker(tmp_path / "broker") as running:
+        yield running
+
+
+# ------------------------------------------------------------------ workers
+
+
+def test_the_events_of_a_dead_worker_go_to_another_and_its_attempt_counts(server: Broker, child: Any) -> None:
+    """SPOOL-05, SPOOL-06: an event whose workers die goes to poison after its attempts, unless it is stored."""
+
+    def die_with_a_lease(say: Say) -> None:
+        spool = JetSpool("jobs", server.reach, lease_s=LEASE_S)
+        say(wait_until(spool.lease).attempt)
+        signal.pause()
+
+    with JetSpool("jobs", server.reach, lease_s=LEASE_S) as spool:
+        spool.enqueue(event("deadly"))
+        for attempt in (1, 2, 3):
+            worker = child(die_with_a_lease)
+            assert worker.first() == attempt
+            worker.kill()
+        wait_until(lambda: spool.lease() is None and spool.given_up == 1)
+        entry = next(by_hand(spool).entries(State.POISON))
+        assert "its worker died" in entry.reason["reason"] and entry.attempt == 4
+
+
+def test_an_event_that_the_corpus_holds_is_finished_although_its_workers_died(
+    server: Broker, child: Any, corpus: Path
+) -> None:
+    """SPOOL-06, SPOOL-07: killed between append and done, three times: in the corpus once, never in poison."""
+
+    def append_and_die(say: Say) -> None:
+        spool = JetSpool("jobs", server.reach, lease_s=LEASE_S)
+        item = wait_until(spool.lease)
+        Corpus(corpus).append([("1", item.lines[0])])
+        say(item.attempt)
+        signal.pause()
+
+    with JetSpool("jobs", server.reach, lease_s=LEASE_S) as spool:
+        spool.enqueue(event(1))
+        for _ in range(3):
+            worker = child(append_and_die)
+            worker.first()
+            worker.kill()
+        drain = Drain(spool, Corpus(corpus))
+        wait_until(drain.step)
+        assert (drain.report.duplicates, drain.report.poisoned, ids(corpus)) == (1, 0, ["1"])
+
+
+def test_a_broker_that_forgets_who_leased_what_takes_nothing_from_a_living_worker(server: Broker) -> None:
+    """SPOOL-05: the consumer of the stream is deleted under two workers; the notes of the first one hold."""
+    with JetSpool("jobs", server.reach, lease_s=6) as one, JetSpool("jobs", server.reach, lease_s=6) as other:
+        one.enqueue_many([event(number) for number in range(5)])
+        held = one.lease_many(5)
+        other.recover()
+        one.run(lambda link: link.api(f"CONSUMER.DELETE.jobs.{CONSUMER}"), "delete the consumer")
+        other._is_ready = False
+        assert other.lease_many(5) == []
+        assert [item.attempt for item in held] == [1] * 5
+        one.done_many(held)
+        wait_until(lambda: by_hand(other).stats().done == 5)
+        assert other.lease_many(5) == []
+
+
+def test_a_worker_that_was_taken_for_dead_has_lost_its_leases(server: Broker, child: Any) -> None:
+    """SPOOL-05: stopped for longer than its lease, it cannot settle what another worker has now."""
+
+    def work(say: Say) -> None:
+        spool = JetSpool("jobs", server.reach, lease_s=LEASE_S)
+        item = wait_until(spool.lease)
+        say("leased")
+        wait_until(Path(f"{server.home}/go").exists)
+        try:
+            spool.fail(item, ValueError("late"))
+        except LeaseLost:
+            say("lost")
+
+    with JetSpool("jobs", server.reach, lease_s=LEASE_S) as spool:
+        spool.enqueue(event(1))
+        zombie = child(work)
+        zombie.first()
+        os.kill(zombie.pid, signal.SIGSTOP)
+        item = wait_until(spool.lease)
+        assert item.attempt == 2
+        Path(f"{server.home}/go").touch()
+        os.kill(zombie.pid, signal.SIGCONT)
+        assert zombie.join()[-1] == "lost"
+        spool.done(item)
+
+
+# ------------------------------------------------------------------ outages
+
+
+def test_an_outage_is_an_error_within_the_bound_and_recovery_comes_by_itself(server: Broker) -> None:
+    """SPOOL-02: an event is accepted only when the broker acknowledged it."""
+    with JetSpool("jobs", replace(server.reach, wait_s=1)) as spool:
+        spool.enqueue(event("before"))
+        server.kill()
+        began = time.monotonic()
+        with pytest.raises(SpoolBroken, match=r"did not answer within 1 s.*nothing was acknowledged"):
+            spool.enqueue(event("during"))
+        with pytest.raises(SpoolBroken, match="lease events"):
+            spool.lease()
+        assert time.monotonic() - began < 30
+        server.start()
+        assert wait_until(lambda: _accepted(spool, "after"))
+        assert {item.event["id"] for item in spool.lease_many(10)} >= {"before", "after"}
+
+
+def _accepted(spool: JetSpool, number: str) -> bool:
+    try:
+        spool.enqueue(event(number))
+    except SpoolBroken:
+        return False
+    return True
+
+
+def test_a_broker_that_hangs_is_an_outage(server: Broker) -> None:
+    """A stopped process keeps its connections open and says nothing."""
+    with JetSpool("jobs", replace(server.reach, wait_s=1)) as spool:
+        spool.enqueue(event(1))
+        server.signal(signal.SIGSTOP)
+        try:
+            with pytest.raises(SpoolBroken):
+                spool.enqueue(event(2))
+        finally:
+            server.signal(signal.SIGCONT)
+        assert wait_until(lambda: _accepted(spool, "3"))
+
+
+def test_outages_use_up_no_attempt(server: Broker, corpus: Path) -> None:
+    """SPOOL-06: three restarts while events are leased, each longer than a lease: nothing is poisoned."""
+    with (
+        JetSpool("jobs", replace(server.reach, wait_s=10), lease_s=1) as spool,
+        JetSpool("jobs", replace(server.reach, wait_s=10), lease_s=1) as other,
+    ):
+        spool.enqueue_many([event(number) for number in range(20)])
+        held = spool.lease_many(10)
+        for _ in range(3):
+            server.kill()
+            threading.Event().wait(1.3)  # an outage longer than the lease is the experiment
+            server.start()
+            wait_until(lambda: _looked(other))
+        assert all(item.attempt == 1 for item in held)
+        spool.done_many(held)
+        drain = Drain(other, Corpus(corpus))
+        wait_until(lambda: (drain.step(), drain.report.appended == 10)[1])
+        assert drain.report.poisoned == 0
+        assert by_hand(spool).stats().poison == 0
+
+
+def _looked(spool: JetSpool) -> bool:
+    try:
+        spool.recover()
+    except SpoolBroken:
+        return False
+    return True
+
+
+def test_a_broker_that_comes_back_empty_is_used_again(server: Broker, tmp_path: Path) -> None:
+    with JetSpool("jobs", replace(server.reach, wait_s=2)) as spool:
+        spool.enqueue(event(1))
+        server.kill()
+        server.data.rename(tmp_path / "aside")
+        server.start()
+        assert wait_until(lambda: _accepted(spool, "2"))
+        assert wait_until(spool.lease).event["id"] == "2"
+
+
+def test_what_is_wrong_with_a_connection_is_said(server: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A wrong token, a server that is not there, a package that is not installed, an event that is too large."""
+    with pytest.raises(SpoolBroken, match=r"(?i)authorization"):
+        JetSpool("jobs", Reach((server.url,), token="wrong", wait_s=1)).enqueue(event(1))
+    with pytest.raises(SpoolBroken, match=r"nats://127.0.0.1:1 did not answer"):
+        JetSpool("jobs", Reach(("nats://127.0.0.1:1",), wait_s=1)).enqueue(event(1))
+    with JetSpool("jobs", server.reach) as spool, pytest.raises(EventRefused, match="max_payload"):
+        spool.enqueue(event(1, body="x" * 9_000_000))
+    monkeypatch.setitem(sys.modules, "nats", None)
+    with pytest.raises(ConfigError, match=r"pip install .*nats-py"):
+        JetSpool("jobs", server.reach).enqueue(event(1))
+
+
+def test_tls_and_a_password(tmp_path: Path) -> None:
+    """The certificate of the server is checked, and a client without the authority is refused."""
+    pem = write_certificate(tmp_path / "server.pem")
+    made = Broker(tmp_path / "broker")
+    text = made.config.read_text().replace(
+        f'authorization {{ token: "{TOKEN}" }}',
+        f'authorization {{ user: me, password: "secret" }}\ntls {{ cert_file: "{pem}", key_file: "{pem}" }}',
+    )
+    made.config.write_text(text)
+    try:
+        made.start()
+        reach = Reach((f"tls://localhost:{made.port}",), user="me", password="secret", ca=str(pem), wait_s=5)
+        with JetSpool("jobs", reach) as spool:
+            spool.enqueue(event(1))
+            assert spool.lease() is not None
+        with pytest.raises(SpoolBroken, match=r"(?i)certificate"):
+            JetSpool("jobs", replace(reach, ca="", wait_s=1)).enqueue(event(2))
+    finally:
+        made.kill()
+
+
+# ------------------------------------------------------------------ moves
+
+
+def test_a_spool_moves_to_nats_and_back_with_everything(server: Broker, tmp_path: Path) -> None:
+    """SPOOL-08: names, attempts, reasons and bytes stay; a second move finds nothing to do."""
+    with Spool(tmp_path / "spool") as files, JetSpool("jobs", server.reach, lease_s=LEASE_S) as nats:
+        files.enqueue(b'{"id":"odd",  "kind":"note","ts":0}')
+        files.enqueue_many([event(1), event(2)], bundle=True)
+        bad = files.enqueue(event("bad"))
+        (tmp_path / "spool/queue/foreign name.jsonl").write_bytes(json.dumps(event("foreign")).encode())
+        tried = files.enqueue(event("tried"))
+        for item in files.lease_many(10):
+            if item.name.startswith(bad.partition("~")[0]):
+                files.poison(item, "on purpose")
+            elif item.name.startswith(tried.partition("~")[0]):
+                files.fail(item, ValueError("once"))
+            else:
+                files.release(item)
+        before = _content(files)
+        moved = move(files, nats)
+        assert (moved.waiting, moved.poison, moved.leased) == (5, 1, 0)
+        assert _content(files) == {} and _content(nats) == before
+        assert move(files, nats).waiting == 0
+        moved = move(nats, files)
+        assert (moved.waiting, moved.poison) == (5, 1)
+        assert _content(files) == before
+        wait_until(lambda: _content(nats) == {})
+        attempts = {item.event["id"]: item.attempt for item in files.lease_many(10) if not item.is_bundle}
+        assert attempts == {"odd": 1, "foreign": 1, "tried": 2}
+
+
+def _content(spool: Any) -> dict[str, tuple[State, int, bytes, str]]:
+    """Stem -> state, attempts, bytes and reason of what waits or was given up."""
+    hand = by_hand(spool)
+    found = hand.entries(State.QUEUE, State.POISON)
+    return {
+        entry.name.partition("~")[0].removesuffix(".jsonl"): (
+            entry.state, 0 if entry.state is State.QUEUE else entry.attempt, hand.show(entry).removesuffix(b"\n"),
+            str(entry.reason.get("reason", "")),
+        )
+        for entry in found
+        if "foreign" not in entry.name
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("to", ["nats", "files"])
+def test_a_move_that_is_killed_again_and_again_loses_nothing(
+    server: Broker, tmp_path: Path, child: Any, corpus: Path, to: str
+) -> None:
+    """SPOOL-08, SPOOL-06: five kills use up no attempt; every event is in the corpus once."""
+    chance = random.Random(to)
+    total = 3_000
+
+    def both() -> tuple[Any, Any]:
+        sides = Spool(tmp_path / "spool"), JetSpool("jobs", server.reach, lease_s=1)
+        return sides if to == "nats" else sides[::-1]
+
+    source, target = both()
+    source.enqueue_many([event(number) for number in range(total)])
+
+    def work(say: Say) -> None:
+        source, target = both()
+        say("open")
+        say(move(source, target, progress=lambda moved: say(moved.waiting)).waiting)
+
+    for _ in range(5):
+        mover = child(work)
+        mover.first()
+        time.sleep(chance.uniform(0.02, 0.3))  # the moment of the kill is the experiment
+        mover.kill()
+    wait_until(
+        lambda: (
+            move(source, target),
+            by_hand(source).stats().queue == 0 == by_hand(source).stats().in_flight,
+        )[1]
+    )
+    drain = Drain(target, Corpus(corpus))
+    wait_until(lambda: (drain.run_once(), len(ids(corpus)) == total)[1])
+    assert sorted(map(int, ids(corpus))) == list(range(total))
+    assert drain.report.poisoned == 0 and by_hand(target).stats().poison == 0
+    source.close()
+    target.close()
+
+
+def test_events_that_are_too_large_for_the_broker_stay(server: Broker, tmp_path: Path) -> None:
+    with Spool(tmp_path / "spool") as files, JetSpool("jobs", server.reach) as nats:
+        files.enqueue_many([event("large", body="x" * 9_000_000), event("small")])
+        moved = move(files, nats)
+        assert (moved.waiting, moved.refused, moved.leased) == (1, 1, 0)
+        assert wait_until(files.lease, 10).event["id"] == "large"
+
+
+# ------------------------------------------------------------------ a cluster under fire
+
+
+def test_a_cluster_that_loses_a_server_every_few_seconds_loses_no_event(tmp_path: Path, child: Any) -> None:
+    """SPOOL-08: three servers, one killed at random again and again, under load: no acknowledged event is lost, none
+    is poisoned, each is in the corpus once."""
+    chance, acknowledged = random.Random(17), 0
+    with cluster(tmp_path / "cluster") as servers:
+        reach = Reach(tuple(each.url for each in servers), token=TOKEN, wait_s=30)
+
+        def produce(number: int) -> Callable[[Say], None]:
+            def work(say: Say) -> None:
+                spool = JetSpool("jobs", reach, replicas=3, lease_s=15)
+                for batch in range(1_000_000):
+                    lines = [event(f"{number}-{batch}-{place}", body="x" * 200) for place in range(10)]
+                    try:
+                        spool.enqueue_many(lines)
+                    except SpoolBroken:
+                        continue  # not acknowledged: it may be there, or not
+                    say([line["id"] for line in lines])
+
+            return work
+
+        def drain(corpus: Path) -> Callable[[Say], None]:
+            def work(say: Say) -> None:
+                spool = JetSpool("jobs", reach, replicas=3, lease_s=15)
+                working = Drain(spool, Corpus(corpus), batch=64)
+                say("began")
+                working.run()
+
+            return work
+
+        first = JetSpool("jobs", reach, replicas=3, lease_s=15)
+        wait_until(lambda: _accepted(first, "first"), 60)
+        producers = [child(produce(number)) for number in range(2)]
+        drains = [child(drain(tmp_path / "corpus.jsonl")) for _ in range(2)]
+        for each in producers + drains:
+            each.first()
+        ends, kills = time.monotonic() + KILLS_S, 0
+        while time.monotonic() < ends:
+            victim = chance.choice(servers)
+            victim.kill()
+            kills += 1
+            time.sleep(chance.uniform(0.5, 2.0))  # how long it is away is the experiment
+            victim.start()
+            time.sleep(chance.uniform(2.0, 4.0))
+        said = [each.kill() for each in producers]
+        names = {name for words in said for word in words if isinstance(word, list) for name in word} | {
+            "first"
+        }
+        acknowledged = len(names)
+
+        def rest() -> int:
+            told = by_hand(first).stats()
+            return told.queue + told.in_flight
+
+        wait_until(lambda: rest() == 0, 100)
+        for each in drains:
+            each.kill()
+        poison = by_hand(first).stats().poison
+        first.close()
+    found = Counter(ids(tmp_path / "corpus.jsonl"))
+    missing = names - set(found)
+    print(f"counts: kills={kills} acknowledged={acknowledged} missing={len(missing)} poison={poison}")
+    assert kills >= 3 and acknowledged > 100
+    assert not missing and poison == 0
+    assert max(found.values()) == 1
+
+
+# ------------------------------------------------------------------ power cuts
+
+
+def _cut(tmp_path: Path, sync: str, child: Any) -> tuple[int, int]:
+    """Acknowledged events, and how many of them are gone after a power cut under the broker."""
+    home = tmp_path / sync
+    home.mkdir()
+    with loop_disk("ext4", home) as disk:
+        made = Broker(disk.path / "broker", sync=sync).start()
+        try:
+
+            def produce(say: Say) -> None:
+                spool = JetSpool("jobs", made.reach)
+                for number in range(1_000_000):
+                    spool.enqueue(event(number, body="x" * 300))
+                    say(number)
+
+            producer = child(produce)
+            wait_until(lambda: len(producer.said()) > 150)
+            said = [number for number in producer.said() if isinstance(number, int)]
+            disk.shut_down()
+            producer.kill()
+        finally:
+            made.kill()
+        disk.mount_again()
+        try:
+            if not made.config.exists():  # never synced by anybody: it is the test's own
+                made = Broker(disk.path / "broker", sync=sync)
+            made.start()
+            with JetSpool("jobs", made.reach) as spool:
+                found = {int(item.event["id"]) for item in spool.lease_many(100_000)}
+        finally:
+            made.kill()
+    return len(said), len(set(said) - found)
+
+
+def test_a_power_cut_takes_acknowledged_events_from_a_broker_with_the_default_and_none_with_sync_always(
+    tmp_path: Path, child: Any
+) -> None:
+    """SPOOL-02, SPOOL-08: `sync_interval: always` is what we start and document; 2m is the default of NATS."""
+    acknowledged, lost = _cut(tmp_path, "always", child)
+    assert acknowledged > 150 and lost == 0
+    by_default, lost_by_default = _cut(tmp_path, "2m", child)
+    print(f"counts: always={acknowledged} lost={lost} default={by_default} lost={lost_by_default}")
+    assert lost_by_default > 0
+
+
+# ------------------------------------------------------------------ other programs
+
+
+def test_another_program_may_send_events_and_names_are_no_paths(server: Broker, tmp_path: Path) -> None:
+    """A message without our headers is an event, and a name from outside never leaves the folder of leases."""
+    with JetSpool("jobs", server.reach, folder=tmp_path / "here") as spool:
+        spool.recover()
+        body = json.dumps(event("foreign")).encode()
+        spool.run(lambda link: link.ask("jobs.queue.any.word", body), "send")
+        headers = {"Watchbill-Name": "../../../escaped.jsonl"}
+        spool.run(lambda link: link.ask("jobs.queue.other", body, headers), "send")
+        from watchbill.spool.term import term_for
+
+        for _ in range(2):
+            leased = by_hand(spool).lease_out(term_for(60))
+            assert leased is not None and (tmp_path / "here/leased") in leased[0].parents
+            assert leased[0].resolve() == leased[0]
+
+
+def test_a_child_after_a_fork_has_a_connection_of_its_own(server: Broker, child: Any) -> None:
+    with JetSpool("jobs", server.reach) as spool:
+        spool.enqueue(event("parent"))
+        born = child(lambda say: say(spool.enqueue(event("child"))))
+        assert "~0.jsonl" in str(born.join()[0])
+        assert {item.event["id"] for item in spool.lease_many(10)} == {"parent", "child"}
+
+
+def test_the_library_is_imported_only_for_a_spool_on_nats() -> None:
+    """A git hook pays for neither an event loop nor the client of a broker."""
+    code = "import sys, watchbill.spool.drain, watchbill.runtime.spools; print('nats' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
