@@ -330,7 +330,7 @@ class JetByHand:
                 "batch": min(BROKER_PAGE, left or BROKER_PAGE),
                 "max_bytes": BROKER_PAGE_BYTES,
             }
-            async for message in link.gather(f"$JS.API.DIRECT.GET.{stream}", body, until=_ENDS):
+            for message in await link.collect(f"$JS.API.DIRECT.GET.{stream}", body, until=_ENDS):
                 got += 1
                 seq = int(message.headers["Nats-Sequence"]) + 1
                 at_ns = ns_of_time(message.headers["Nats-Time-Stamp"])

@@ -101,7 +101,7 @@ class Holders:
         is_gap = time.monotonic() - self.looked_at_s > self._lease_s / 2
         found: dict[str, Holder] = {}
         body = {"multi_last": [f"{self._streams.name}.state.worker.>"], "batch": 1_000}
-        async for message in self._link.gather(
+        for message in await self._link.collect(
             f"$JS.API.DIRECT.GET.{self._streams.state}", body, until=_ENDS
         ):
             worker = message.headers["Nats-Subject"].rpartition(".")[2]

@@ -10,7 +10,7 @@ import contextlib
 import json
 import ssl
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -175,28 +175,37 @@ class Link:
         self._inboxes[subject] = hear
         await _subscribe(client, subject, hear)
 
-    async def gather(
+    async def collect(
         self, subject: str, body: Mapping[str, Any], *, until: frozenset[str]
-    ) -> AsyncIterator[Received]:
-        """Yield the answers to a request that has several, up to one with such a status."""
+    ) -> list[Received]:
+        """The answers to a request that has several, up to one with such a status."""
+        while True:
+            try:
+                return await self._collect(subject, body, until)
+            except TimeoutError:
+                self._trouble = "no answer"
+            except BrokerSays as refused:
+                if not refused.passes:
+                    raise
+                self._trouble = str(refused)
+            await asyncio.sleep(BROKER_AGAIN_S)
+
+    async def _collect(self, subject: str, body: Mapping[str, Any], until: frozenset[str]) -> list[Received]:
         client = await self._connected()
         inbox: asyncio.Queue[Received] = asyncio.Queue()
-        address = client.new_inbox()
+        address, found = client.new_inbox(), list[Received]()
         subscription = await _subscribe(client, address, inbox.put_nowait)
         try:
             await client.publish(subject, json.dumps(body).encode(), reply=address)
-            while True:
-                answer = await asyncio.wait_for(inbox.get(), BROKER_REPLY_S)
-                if answer.status in until:
-                    return
+            while (answer := await asyncio.wait_for(inbox.get(), BROKER_REPLY_S)).status not in until:
                 if answer.status:
-                    raise BrokerSays(
-                        {"code": int(answer.status), "description": answer.headers.get("Description")}
-                    )
-                yield answer
+                    told = answer.headers.get("Description") or "no responders"
+                    raise BrokerSays({"code": int(answer.status), "description": told.partition("\n")[0]})
+                found.append(answer)
         finally:
             with contextlib.suppress(Exception):
                 await subscription.unsubscribe()
+        return found
 
     @property
     def payload_bytes_max(self) -> int:

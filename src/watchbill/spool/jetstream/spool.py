@@ -15,6 +15,7 @@ import contextlib
 import json
 import os
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -135,8 +136,9 @@ class JetSpool:
         self._noted_at_s = 0.0
         self._note_is_due = False
         self._held: dict[int, StreamLease] = {}
-        self._inbox, self._pull, self._is_pulling = "", 0, False
-        self._pulled: asyncio.Queue[Received] = asyncio.Queue()
+        self._inbox, self._pull = "", 0
+        self._pulled: deque[tuple[float, Received]] = deque()  # each with the time when it came
+        self._came, self._is_served = asyncio.Event(), asyncio.Event()
         self._turn_revision, self._turn_at_s = 0, 0.0
         self._arrived = asyncio.Event()
         self._is_beating = False
@@ -596,51 +598,59 @@ class JetSpool:
             inbox = f"_INBOX.{os.urandom(12).hex()}"
             await self._link.listen(f"{inbox}.*", self._hear)
             self._inbox = inbox
-        while True:
+        while not self._pulled:
             self._pull += 1
             body = {
                 "batch": count,
                 "no_wait": True,
                 "max_bytes": max(bytes_max, self._link.payload_bytes_max),
             }
+            self._is_served.clear()
             await self._link.tell(
                 f"$JS.API.CONSUMER.MSG.NEXT.{self.streams.name}.{CONSUMER}", json.dumps(body).encode(),
                 reply=f"{self._inbox}.{self._pull}",
             )  # fmt: skip
-            self._is_pulling = True
-            try:
-                found, is_served = await self._collect(count)
-            finally:
-                self._is_pulling = False
-            if found or is_served:
-                return found
+            if await self._serve(count):
+                break
             await asyncio.sleep(BROKER_AGAIN_S)
+        return await self._take_pulled(count)
 
-    async def _collect(self, count: int) -> tuple[list[Received], bool]:
-        """The messages of the present pull, and whether the broker has served it."""
-        found: list[Received] = []
-        while len(found) < count:
+    async def _serve(self, count: int) -> bool:
+        """Wait until the broker has served the present pull; False if it did not answer."""
+        while len(self._pulled) < count and not self._is_served.is_set():
+            self._came.clear()
             try:
-                message = await asyncio.wait_for(self._pulled.get(), BROKER_REPLY_S)
+                async with asyncio.timeout(BROKER_REPLY_S):
+                    await self._came.wait()
             except TimeoutError:
-                return found, False
-            if message.status:
-                return found, message.status in _SERVED_STATUSES
-            found.append(message)
-        while not self._pulled.empty():  # of an earlier pull that was given up
-            if not (more := self._pulled.get_nowait()).status:
-                await self._nak(more.reply)
-        return found, True
+                return False
+        return True
+
+    async def _take_pulled(self, count: int) -> list[Received]:
+        """The oldest messages that have come. One that came too long ago may be another worker's by now."""
+        too_old_s, found = time.monotonic() - self.lease_s / 2, list[Received]()
+        while self._pulled and len(found) < count:
+            came_at_s, message = self._pulled.popleft()
+            if came_at_s > too_old_s:
+                found.append(message)
+            else:
+                await self._nak(message.reply)
+        return found
 
     def _hear(self, message: Received) -> None:
-        """Take what a pull delivers. A message keeps the subject of its event, so only a status tells its pull."""
-        if message.status:
-            if message.subject == f"{self._inbox}.{self._pull}":
-                self._pulled.put_nowait(message)
-        elif self._is_pulling:
-            self._pulled.put_nowait(message)
-        else:  # of a pull that was given up
-            self._link.soon(lambda: self._nak(message.reply))
+        """Take what a pull delivers. A message keeps the subject of its event, so only a status tells its pull.
+
+        In a cluster a status overtakes messages: those are kept for the next lease, which is due at once."""
+        if not message.status:
+            self._pulled.append((time.monotonic(), message))
+            self._arrived.set()
+        elif message.subject != f"{self._inbox}.{self._pull}":
+            return
+        elif message.status in _SERVED_STATUSES:
+            self._is_served.set()
+        else:
+            return  # nobody serves the stream now: the pull is sent again
+        self._came.set()
 
     def _message(self, message: Received) -> tuple[Stored, str, int]:
         """The event of a delivered message, its reply address, and how often it was delivered."""
@@ -834,6 +844,8 @@ class JetSpool:
         """Put our leases back and take our notes away."""
         held, self._held = list(self._held.values()), {}
         await self._write_note()
+        while self._pulled:
+            await self._nak(self._pulled.popleft()[1].reply)
         for lease in held:
             lease.settled = True
             await self._nak(lease.reply)
