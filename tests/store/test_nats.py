@@ -415,7 +415,7 @@ def _cut(tmp_path: Path, sync: str, child: Any) -> tuple[int, int]:
     home = tmp_path / sync
     home.mkdir()
     with loop_disk("ext4", home) as disk:
-        made = Broker(disk.path / "broker", sync=sync).start()
+        made = Broker(home / "broker", sync=sync, data=disk.path / "data").start()
         try:
 
             def produce(say: Say) -> None:
@@ -433,8 +433,6 @@ def _cut(tmp_path: Path, sync: str, child: Any) -> tuple[int, int]:
             made.kill()
         disk.mount_again()
         try:
-            if not made.config.exists():  # never synced by anybody: it is the test's own
-                made = Broker(disk.path / "broker", sync=sync)
             made.start()
             with JetSpool("jobs", made.reach) as spool:
                 found = {int(item.event["id"]) for item in spool.lease_many(100_000)}

@@ -40,10 +40,16 @@ class Broker:
     """One server process that can be killed and started again on the same port and data."""
 
     def __init__(
-        self, home: Path, *, sync: str = "always", routes: tuple[int, ...] = (), place: int = 0
+        self,
+        home: Path,
+        *,
+        sync: str = "always",
+        data: Path | None = None,
+        routes: tuple[int, ...] = (),
+        place: int = 0,
     ) -> None:
         self.home, self.port = home, free_port()
-        self.data = home / "jetstream"
+        self.data = data or home / "jetstream"
         home.mkdir(parents=True, exist_ok=True)
         lines = [
             f'server_name: "b{place}"', "host: 127.0.0.1", f"port: {self.port}", "max_payload: 8MB",

@@ -89,5 +89,7 @@ def loop_disk(kind: str, home: Path) -> Iterator[Disk]:
         made = Disk(kind, home)
     except OSError as error:
         pytest.skip(f"no loop device here: {error}")
-    yield made
-    made.remove()
+    try:
+        yield made
+    finally:
+        made.remove()
