@@ -17,6 +17,7 @@ from watchbill.errors import TheirsError
 from watchbill.spool import Entry, LeaseLost, SpoolBroken, SpoolFull, SpoolLayout, State
 from watchbill.spool.backend import AnySpool
 from watchbill.spool.by_hand import by_hand
+from watchbill.spool.events import encode
 from watchbill.spool.names import stem_of
 
 __all__ = ["find_events", "poison", "release", "requeue"]
@@ -98,15 +99,22 @@ def requeue(
     all_: Annotated[
         bool, Parameter(name="--all", negative="", show_default=False, help="Everything in poison.")
     ] = False,
+    content: Annotated[
+        Path | None,
+        Parameter(help="A file with the corrected event, in place of what it holds now.", show_default=False),
+    ] = None,
     json: AsJson = False,
     which: Which = _DEFAULTS,
 ) -> int:
     """Give poisoned or finished events all their attempts again.
 
-    A poisoned file may be edited first: `show` prints its path.
+    A poisoned event may be corrected: `show --raw NAME` prints it, --content puts the corrected one in its place.
     """
     if bool(names) == all_:
         raise WrongUse("name the events to requeue, or say --all. See: watchbill spool requeue --help")
+    if content is not None and len(names or ()) != 1:
+        raise WrongUse("--content is for one event; name it")
+    corrected = None if content is None else _corrected(content)
     chosen = which.choose()
     with chosen.look() as spool:
         found = (
@@ -114,7 +122,15 @@ def requeue(
             if all_
             else find_events(chosen, spool, names or [], State.POISON, State.DONE)
         )
-        return _move(found, by_hand(spool).requeue, which.terminal, json=json)
+        return _move(found, lambda entry: by_hand(spool).requeue(entry, corrected), which.terminal, json=json)
+
+
+def _corrected(file: Path) -> bytes:
+    """The event in a file. Raises TheirsError if it cannot be read or is none."""
+    try:
+        return encode(file.expanduser().read_bytes())
+    except OSError as error:  # whichever errno: the operator named this file and is told why
+        raise TheirsError(f"cannot read {file}: {(error.strerror or str(error)).lower()}") from error
 
 
 def find_events(chosen: Chosen, spool: AnySpool, names: list[str], *states: State) -> list[Entry]:

@@ -30,12 +30,14 @@ from watchbill.limits import (
     DRAIN_SWITCH_MS,
 )
 from watchbill.root import command_for
-from watchbill.runtime.spools import folder_of, is_on_broker, make_drains, open_spool
+from watchbill.runtime.spools import folder_of, is_on_broker, make_drains, open_spool, other_side
 from watchbill.spool import Drain, SpoolBroken, SpoolFull, SpoolLayout, State
 from watchbill.spool.backend import AnySpool
 from watchbill.spool.by_hand import by_hand
 from watchbill.spool.githook import warnings
 from watchbill.spool.inspect import counts
+from watchbill.spool.layout import walk_events
+from watchbill.spool.moving import move
 
 __all__ = ["Drains"]
 
@@ -105,7 +107,8 @@ class _Keeper:
         self._hooks_told: list[str] = []
         self._settled = 0
         self._held = dict.fromkeys(("waiting", "leased", "poison"), 0)
-        self._lookout: AnySpool | None = None  # by which events on a broker are counted
+        self._lookout: AnySpool | None = None  # by which events on a broker are counted, and forwarded to it
+        self._has_forwarded = False  # also what a dead writer left in its log
         self._count_at_s = time.monotonic()
 
     def start(self) -> None:
@@ -199,6 +202,7 @@ class _Keeper:
         else:
             self._complaint = ""
         self._tell_of_poison(known["poisoned"])
+        self._forward()
         self._count_if_due()
         self._collect_if_due()
 
@@ -214,6 +218,7 @@ class _Keeper:
 
     def _look_after_until_stopped(self) -> None:
         while not self._stopped.wait(DRAIN_LOOK_MS / 1000):
+            self._forward()
             self._count_if_due()
             self._collect_if_due()
 
@@ -232,12 +237,36 @@ class _Keeper:
         took_s = time.monotonic() - began_s
         self._count_at_s = began_s + took_s / DRAIN_COUNT_SHARE
 
+    def _forward(self) -> None:
+        """Moves events to the broker that git hooks, and programs without one, put into the spool's folder here."""
+        folder = folder_of(self.rules, self._root) / State.QUEUE.value
+        if not is_on_broker(self.rules) or not folder.is_dir():
+            return
+        if self._has_forwarded and next(walk_events(folder), None) is None:
+            return
+        try:
+            with closing(open_spool(other_side(self.rules, "files"), self._root)) as files:
+                moved = move(files, self._broker(), stop=self._stopped.is_set)
+        except (
+            SpoolBroken,
+            SpoolFull,
+            SpoolLayout,
+        ) as error:  # they are safe where they are, and tried again
+            self._complain(str(error))
+            return
+        self._has_forwarded = True
+        if moved.waiting or moved.poison:
+            _LOG.info("action=forward spool=%s events=%d", self.rules.name, moved.waiting + moved.poison)
+
+    def _broker(self) -> AnySpool:
+        if self._lookout is None:
+            self._lookout = open_spool(self.rules, self._root)
+        return self._lookout
+
     def _count(self, *states: State) -> dict[State, int]:
         if not is_on_broker(self.rules):
             return counts(folder_of(self.rules, self._root), *states)
-        if self._lookout is None:
-            self._lookout = open_spool(self.rules, self._root)
-        return by_hand(self._lookout).counts(*states)
+        return by_hand(self._broker()).counts(*states)
 
     def _tell_of_poison(self, poisoned: int) -> None:
         new = poisoned - self._poisoned_told

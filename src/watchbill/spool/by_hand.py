@@ -63,8 +63,8 @@ class ByHand(Protocol):
         """Waiting events that a plain `ls` of the queue does not show."""
         ...
 
-    def requeue(self, entry: Entry) -> str:
-        """Put a poisoned or finished event back with all attempts restored."""
+    def requeue(self, entry: Entry, content: bytes | None = None) -> str:
+        """Put a poisoned or finished event back with all attempts restored, and with another content if given."""
         ...
 
     def put_away(self, entry: Entry) -> None:
@@ -164,7 +164,9 @@ class _FilesByHand:
     def in_folders(self) -> int:
         return inspect.in_folders(self._spool)
 
-    def requeue(self, entry: Entry) -> str:
+    def requeue(self, entry: Entry, content: bytes | None = None) -> str:
+        if content is not None:
+            inspect.replace_content(entry, content)
         return inspect.requeue(self._spool, entry)
 
     def put_away(self, entry: Entry) -> None:

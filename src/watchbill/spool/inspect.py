@@ -28,7 +28,7 @@ from watchbill.spool.term import holds
 
 __all__ = [
     "Entry", "Stats", "by_age", "counts", "entries", "find", "find_leased", "in_folders", "oldest", "poison_named",
-    "put_away", "release_named", "requeue", "show", "stats",
+    "put_away", "release_named", "replace_content", "requeue", "show", "stats",
 ]  # fmt: skip
 
 _Found = tuple[State, os.DirEntry[str]]
@@ -174,6 +174,14 @@ def put_away(spool: Spool, entry: Entry) -> None:
     _move(spool.layout, entry, State.DONE, entry.name, folder)
     with contextlib.suppress(OSError):
         entry.path.with_name(entry.name + ".reason.json").unlink()
+
+
+def replace_content(entry: Entry, content: bytes) -> None:
+    """Give an event that was poisoned or finished another content, durably."""
+    try:
+        write_file_durable(entry.path, content + b"\n")
+    except OSError as error:
+        raise disk_fault(error, f"write {entry.name}") from error
 
 
 def requeue(spool: Spool, what: str | Entry) -> str:

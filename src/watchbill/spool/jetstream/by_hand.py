@@ -9,6 +9,7 @@ import heapq
 import json
 import time
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -152,11 +153,13 @@ class JetByHand:
 
     # ------------------------------------------------------------------ moving
 
-    def requeue(self, entry: Entry) -> str:
+    def requeue(self, entry: Entry, content: bytes | None = None) -> str:
         """Put a poisoned or finished event back with all attempts restored, and return its new name."""
 
         async def put_back(link: Link) -> None:
             stored = await self._get(link, entry)
+            if content is not None:  # its signature does not fit any more
+                stored = replace(stored, data=content, headers={})
             await self._spool.publish_copy("queue", stored, attempts=0)
             await self._delete(link, stored.stream, stored.seq)
 
