@@ -19,8 +19,8 @@ SUB_COMMANDS = {
     "config": ("check", "init", "reference", "reload", "schema", "show"),
     "systemd": ("units",),
     "spool": (
-        "dequeue", "done", "drain", "enqueue", "gc", "hook", "key", "list", "poison", "release", "renew", "requeue",
-        "show", "stats",
+        "dequeue", "done", "drain", "enqueue", "gc", "hook", "key", "list", "move", "poison", "release", "renew",
+        "requeue", "show", "stats",
     ),
     "spool hook": ("install", "remove", "status"),
     "plan": (

@@ -111,7 +111,7 @@ env = { HF_TOKEN = "sesame", CUDA_DEVICE_ORDER = "PCI_BUS_ID" }
 """
     loaded = read_text(text, base=Path("/srv"), origin="w.toml", environment={})
     shown = "\n".join(show(loaded))
-    assert "sesame" not in shown and "pass" not in shown
+    assert "sesame" not in shown and "me:pass" not in shown
     assert 'webhook = "https://hooks.example:8443/***"' in shown
     assert 'HF_TOKEN = "***"' in shown and 'CUDA_DEVICE_ORDER = "PCI_BUS_ID"' in shown
 

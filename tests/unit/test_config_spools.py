@@ -150,3 +150,54 @@ def test_a_schema_or_key_that_cannot_be_used_is_a_grave_finding() -> None:
 )
 def test_the_schema_tells_right_from_wrong_as_the_reader_does(text: str, is_valid: bool) -> None:
     assert jsonschema_rs.validator_for(schema()).is_valid(tomllib.loads(text)) == is_valid
+
+
+NATS = f'{MODEL}[spool.x]\nbackend = "nats"\n'
+
+
+def test_a_spool_on_nats_knows_its_servers_and_its_secret() -> None:
+    """SPOOL-08: every key of [nats] reaches the catalog; a secret comes from the environment and is not shown."""
+    text = (
+        f'{NATS}stream = "jobs"\nlease = "10s"\n[nats]\nservers = ["nats://a:4222", "tls://b"]\nuser = "me"\n'
+        'password = "env:SECRET"\nca = "ca.pem"\ncertificate = "/me.pem"\nkey = "me.key"\n'
+        'replicas = 3\ntimeout = "5s"\n'
+    )
+    loaded = read_text(text, base=BASE, origin="w.toml", environment={"SECRET": "sesame"})
+    found = loaded.catalog.spools["x"]
+    assert (found.backend, found.stream, found.lease_ms) == ("nats", "jobs", 10_000)
+    assert found.nats == catalog.NatsRules(
+        ("nats://a:4222", "tls://b"), "me", "sesame", ca="/srv/watchbill/ca.pem", certificate="/me.pem",
+        key="/srv/watchbill/me.key", replicas=3, timeout_ms=Millis(5_000),
+    )  # fmt: skip
+    assert "SECRET" in loaded.catalog.server.key_variables
+    assert "sesame" not in repr(found) and "sesame" not in "\n".join(show(loaded))
+    assert catalog.stream_of("a.b") == "watchbill_a_b"
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ('stream = "a b"', "5: spool.x.stream: is no name of a stream; use letters, digits, - and _, at most 128"),
+        ('durability = "event"',
+         "5: spool.x.durability: means nothing with backend nats: the servers decide it (sync_interval: always); "
+         "remove it"),
+        ('archive = "old"',
+         "5: spool.x.archive: cannot be used with backend nats: the servers delete finished events; remove it"),
+        ('stream = "s"\n[spool.y]\nbackend = "nats"\nstream = "s"',
+         "8: spool.y.stream: is the stream of the spool x, too; choose another"),
+        ('[nats]\nservers = ["http://a"]',
+         "6: nats.servers[0]: must be the address of a NATS server; "
+         'write for example "nats://10.0.0.5:4222", or "tls://..." for an encrypted connection'),
+        ('[nats]\nservers = ["nats://a"]\ntoken = "env:NOT_SET"',
+         "7: nats.token: the environment variable 'NOT_SET' is not set; export NOT_SET=... before starting"),
+        ('[nats]\nservers = ["nats://a"]\nuser = "me"',
+         "7: nats.user: means nothing without password; add password = ..., or remove it"),
+        ('[nats]\nservers = ["nats://a"]\ntoken = "0123456789abcdef"\ncredentials = "c"',
+         "8: nats.credentials: stands beside token; choose one way to identify this machine"),
+        ("[nats]\nreplicas = 3",
+         "6: nats.replicas: means nothing without servers; the server of --with-nats needs none of it; "
+         'add servers = ["nats://..."], or remove it'),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_with_nats_is_said_with_its_line(text: str, line: str) -> None:
+    assert complaints(f"{NATS}{text}\n") == [line]

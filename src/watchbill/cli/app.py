@@ -62,7 +62,7 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
     "Spool": {
         "spool": (
             "watchbill.cli.spool:app",
-            "Put events into a durable queue of files, look at it, drain it.",
+            "Put events into a durable queue, look at it, drain it.",
         ),
         "corpus": (
             "watchbill.cli.corpus:app",

@@ -43,6 +43,16 @@ _NoFleet = Annotated[
 ]
 
 
+_WithNats = Annotated[
+    bool,
+    Parameter(
+        negative="",
+        show_default=False,
+        help="Also run a NATS server of this root, for spools with backend nats; on this machine only.",
+    ),
+]
+
+
 @dataclass(frozen=True, slots=True)
 class UpOptions:
     """The options of `up`. None means: as the config says."""
@@ -102,14 +112,7 @@ def up(
         ),
     ] = None,
     no_fleet: _NoFleet = False,
-    with_nats: Annotated[
-        bool,
-        Parameter(
-            negative="",
-            show_default=False,
-            help="Also run a NATS server of this root, for spools with backend nats; on this machine only.",
-        ),
-    ] = False,
+    with_nats: _WithNats = False,
     where: Where = _DEFAULTS,
 ) -> int:
     """Start the daemon and stay until Ctrl-C.

@@ -94,9 +94,11 @@ def check_nats(table: NatsTable, draft: Draft, *, is_used: bool) -> Iterator[Wro
     ways = [name for name in ("token", "user", "credentials") if getattr(table, name) is not None]
     if len(ways) > 1:
         yield ("nats", ways[1]), f"stands beside {ways[0]}", "choose one way to identify this machine"
-    if not table.servers and (given := draft.keys_at("nats") & {*ways, "ca", "certificate", "replicas"}):
+    given = [*ways, *(name for name in ("ca", "certificate") if getattr(table, name) is not None)]
+    given += ["replicas"] if table.replicas > 1 else []
+    if not table.servers and given:
         text = "means nothing without servers; the server of --with-nats needs none of it"
-        yield ("nats", min(given)), text, 'add servers = ["nats://..."], or remove it'
+        yield ("nats", given[0]), text, 'add servers = ["nats://..."], or remove it'
 
 
 def nats_variables_of(table: NatsTable) -> set[str]:

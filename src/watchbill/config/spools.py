@@ -203,7 +203,7 @@ def check_spools(spools: Mapping[str, SpoolTable], draft: Draft) -> Iterator[Wro
     streams: dict[str, str] = {}
     for name, table in spools.items():
         if table.backend == "nats":
-            yield from _check_broker(name, table, draft)
+            yield from _check_broker(name, table)
             stream = catalog.stream_of(name, table.stream or "")
             if streams.setdefault(stream, name) != name:
                 text = f"is the stream of the spool {streams[stream]}, too"
@@ -226,10 +226,9 @@ def check_spools(spools: Mapping[str, SpoolTable], draft: Draft) -> Iterator[Wro
                 yield at, "lies inside its own spool", "put it beside the spool's folder"
 
 
-def _check_broker(name: str, table: SpoolTable, draft: Draft) -> Iterator[Wrong]:
+def _check_broker(name: str, table: SpoolTable) -> Iterator[Wrong]:
     """Keys of a spool of files in one that is on a broker."""
-    given = draft.keys_at("spool", name)
-    if "durability" in given:
+    if table.durability != "wal":
         text = "means nothing with backend nats: the servers decide it (sync_interval: always)"
         yield ("spool", name, "durability"), text, "remove it"
     if table.archive is not None:
