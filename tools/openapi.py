@@ -1,11 +1,13 @@
-"""The HTTP schema of Watchbill's own addresses, docs/openapi.json: `python tools/openapi.py` writes it anew.
+"""The HTTP schema of every address, docs/openapi.json: `python tools/openapi.py` writes it anew.
 
 One table of addresses and one of shapes. A test compares the file with the router and with this table, and asks a
 running gateway whether its answers have these shapes. /v1/responses, files and batches are here, too, because their
-answers are made by Watchbill and by no engine; other addresses of other protocols (/v1, /api) are theirs to define.
+answers are made by Watchbill and by no engine. Other addresses of other protocols are listed without shapes, which are
+theirs to define; `x-protocol` says whose they are.
 """
 
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -358,6 +360,37 @@ ADDRESSES: tuple[tuple[str, str, str, Shape | None, str, tuple[str, ...]], ...] 
     ("post", "/wb/v1/doors", "A further address with a lane and a model of its own.", DOOR, "DoorDone", ()),
     ("post", "/process", "A thought about an event.", WORK, "Thought", ()),
 )
+#: Addresses of other protocols: whose, methods, addresses.
+FOREIGN: tuple[tuple[str, str, tuple[str, ...]], ...] = (
+    ("openai", "post", (
+        "/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/chat/completions", "/completions", "/embeddings",
+        "/v1/audio/speech", "/v1/audio/transcriptions", "/v1/audio/translations", "/v1/images/generations",
+        "/v1/images/edits", "/v1/images/variations",
+    )),
+    ("openai", "get", ("/v1/models", "/v1/models/{id}", "/models", "/v1/audio/voices", "/v1/realtime")),
+    ("azure", "post", (
+        "/openai/v1/chat/completions", "/openai/v1/completions", "/openai/v1/embeddings", "/openai/v1/responses",
+        "/openai/deployments/{deployment}/chat/completions", "/openai/deployments/{deployment}/completions",
+        "/openai/deployments/{deployment}/embeddings",
+    )),
+    ("azure", "get", ("/openai/v1/models",)),
+    ("anthropic", "post", ("/v1/messages", "/v1/messages/count_tokens")),
+    ("lm-studio", "post", ("/api/v0/chat/completions", "/api/v0/completions", "/api/v0/embeddings")),
+    ("lm-studio", "get", ("/api/v0/models", "/api/v0/models/{id}")),
+    ("ollama", "get", ("/", "/api/version", "/api/status", "/api/tags", "/api/ps")),
+    ("ollama", "post", (
+        "/api/show", "/api/generate", "/api/chat", "/api/embed", "/api/embeddings", "/api/pull", "/api/push",
+        "/api/copy", "/api/create", "/api/blobs/{digest}",
+    )),
+    ("ollama", "delete", ("/api/delete",)),
+    ("llama-swap", "get", ("/running", "/unload")),
+    ("llama-swap", "post", ("/unload", "/api/models/unload")),
+    *(("llama-swap", method, ("/upstream/{tail}",)) for method in ("get", "post", "put", "patch", "delete")),
+    ("reranking", "post", ("/v1/rerank", "/v1/reranking", "/v2/rerank", "/rerank", "/reranking")),
+    ("llama.cpp", "post", ("/infill", "/tokenize", "/detokenize", "/apply-template")),
+    ("llama.cpp", "get", ("/props", "/slots")),
+)  # fmt: skip
+_VARIABLE = re.compile(r"\{(\w+)\}")
 _JSON = "application/json"
 _FORM = "multipart/form-data"
 
@@ -367,12 +400,16 @@ def document() -> Shape:
     paths: dict[str, Shape] = {}
     for method, path, what, body, answer, parameters in ADDRESSES:
         paths.setdefault(path, {})[method] = _operation(path, what, body, answer, parameters)
+    for protocol, method, addresses in FOREIGN:
+        for path in addresses:
+            paths.setdefault(path, {})[method] = _foreign(protocol, path)
     return {
         "openapi": "3.1.0",
         "info": {
             "title": "Watchbill",
             "version": "1",
-            "description": "Watchbill's own addresses, /v1/responses, files and batches. Errors are Error.",
+            "description": "Watchbill's own addresses, /v1/responses, files and batches, with Error for errors; and "
+            "those of other protocols (x-protocol), whose shapes are theirs.",
         },
         "paths": paths,
         "components": {"schemas": SHAPES},
@@ -407,6 +444,16 @@ def _operation(path: str, what: str, body: Shape | None, answer: str, parameters
         kind = _FORM if body is UPLOAD else _JSON
         told["requestBody"] = {"required": "required" in body, "content": {kind: {"schema": body}}}
     return told
+
+
+def _foreign(protocol: str, path: str) -> Shape:
+    """An address of another protocol."""
+    told: Shape = {
+        "x-protocol": protocol,
+        "responses": {"default": {"description": f"As {protocol} has it."}},
+    }
+    variables = _VARIABLE.findall(path)
+    return {**told, "parameters": [_parameter(name) for name in variables]} if variables else told
 
 
 def _parameter(name: str) -> Shape:

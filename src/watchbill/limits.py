@@ -218,6 +218,10 @@ UPSTREAM_RESET_MS_MIN = 100
 #: Bytes that may arrive without any body byte: status, headers, chunk extensions, trailers. Endless headers end here.
 UPSTREAM_HEAD_BYTES_MAX = 64 * 2**10
 UPSTREAM_HEADERS_MAX = 128
+#: A websocket: the engine's consent, one piece of it, and what is held of a client whose engine is slow.
+WEBSOCKET_HANDSHAKE_MS = 10_000
+WEBSOCKET_PIECE_BYTES = 64 * 2**10
+WEBSOCKET_BUFFER_BYTES_MAX = 256 * 2**10
 #: Bytes received and not yet read; beyond it the socket is not read, so that the engine waits.
 UPSTREAM_BUFFER_BYTES_MAX = 256 * 2**10
 #: How much of an engine's answer is parsed, and how much is given out, in one turn of the event loop. Translating so
@@ -350,6 +354,8 @@ PLAIN_BODY_BYTES_MAX = 2**20
 #: The most that a prompt counts against a key's tokens where neither its engine nor the config knows a bound.
 PROMPT_TOKENS_FORETOLD_MAX = 32_768
 #: Answers to one request (`n`).
+#: Runs of an engine for one answer: prompts, times the runs that their choices take.
+COMPLETION_RUNS_MAX = 256
 CHOICES_MAX = 32
 #: Unknown model, bad input, a full lane are known at once; then headers are held back this long.
 HEADERS_HELD_MS = 10_000

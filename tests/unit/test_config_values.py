@@ -108,7 +108,8 @@ MATRIX = [
     ("[server]\nhost = 'a b'",
      "2: server.host: 'a b' is not a host name or address; write for example 127.0.0.1 or box.lan"),
     ("[server]\norigins = ['*']",
-     "2: server.origins[0]: '*' is not the origin of a web page; write for example https://chat.lan:3000, one by one"),
+     "2: server.origins[0]: '*' is not the origin of a web page; write for example "
+     "https://chat.lan:3000, https://*.lan, http://localhost:* or app://*"),
     (MODEL + "health = 'health'",
      "3: models.a.health: 'health' is not the path of an address; write for example /health"),
     (MODEL + 'env = { "A B" = "x" }',

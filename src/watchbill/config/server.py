@@ -28,7 +28,11 @@ __all__ = [
 
 _ENV = "env:"
 _HOST = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9.-]{0,252}[A-Za-z0-9])?|\[?[0-9a-fA-F:.]{2,45}\]?")
-_ORIGIN = re.compile(r"https?://[A-Za-z0-9.\[\]:-]{1,255}")
+#: A scheme and a host; `*` is the whole host of a scheme that is no website's, its first label, or any port.
+_ORIGIN = re.compile(
+    r"(?:https?://(?:\*\.)?|(?!https?:)[a-z][a-z0-9+.-]{1,63}://(?:\*\.)?)[A-Za-z0-9_.\[\]:-]{1,255}?(?::\*)?"
+    r"|(?!https?:)[a-z][a-z0-9+.-]{1,63}://\*?"
+)
 
 
 def _check_host(text: str) -> str:
@@ -43,7 +47,7 @@ def _check_origin(text: str) -> str:
     if not _ORIGIN.fullmatch(text):
         raise refused(
             f"{quoted(text)} is not the origin of a web page",
-            "write for example https://chat.lan:3000, one by one",
+            "write for example https://chat.lan:3000, https://*.lan, http://localhost:* or app://*",
         )
     return text
 
@@ -130,8 +134,13 @@ class ServerTable(Table):
     origins: tuple[Origin, ...] = Field(
         default=(),
         strict=False,
-        description="Web pages that may call from a browser.",
+        description="Web pages, apps and extensions that may call from a browser; never what needs admin rights.",
         examples=[["https://chat.lan:3000"]],
+    )
+    ollama_origins: bool = Field(
+        default=False,
+        description="Let those call that Ollama lets by default: pages of this machine, app://, file://, tauri://, "
+        "vscode-webview:// and vscode-file://.",
     )
     body_max: Size = Field(
         default=Bytes(64 * 2**20), ge=1024, le=limits.BODY_BYTES_MAX, description="The largest request body."
@@ -150,6 +159,18 @@ class ServerTable(Table):
         description="Keep responses of /v1/responses for a day; false: none is kept, nor continued by its id.",
     )
 
+
+#: Who may call an Ollama by default, but for extensions of browsers: those are named one by one.
+_LOOPBACK = ("localhost", "127.0.0.1", "0.0.0.0", "[::1]")
+OLLAMA_ORIGINS = (
+    *(
+        f"{scheme}://{host}{port}"
+        for scheme in ("http", "https")
+        for host in _LOOPBACK
+        for port in ("", ":*")
+    ),
+    *(f"{scheme}://*" for scheme in ("app", "file", "tauri", "vscode-webview", "vscode-file")),
+)
 
 # ------------------------------------------------------------------ checks
 
@@ -210,7 +231,7 @@ def build_server(
         port=server.port,
         keys=tuple(_build_key(name, table, environment) for name, table in server.keys.items()),
         hosts=server.hosts,
-        origins=server.origins,
+        origins=(*server.origins, *(OLLAMA_ORIGINS if server.ollama_origins else ())),
         body_max=server.body_max,
         bodies_max=server.bodies_max,
         connections_max=server.connections_max,

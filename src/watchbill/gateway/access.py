@@ -17,12 +17,14 @@ from watchbill.errors import AuthenticationFailed, Forbidden, RequestError
 from watchbill.gateway.http.messages import Request, Response
 from watchbill.limits import HOSTS_REMEMBERED_MAX
 
-__all__ = ["Access", "Guard", "Pass"]
+__all__ = ["BROWSER_KEY", "Access", "Guard", "Pass"]
 
 _HOST = re.compile(r"(?P<name>\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+)(?::\d{1,5})?", re.ASCII)
 _HEADER_NAMES = re.compile(r"[A-Za-z0-9_, -]{1,1024}", re.ASCII)
 #: What a peer may ask beside leases.
 _FOR_PEERS = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/embeddings"})
+#: How OpenAI's clients in browsers show a key for a websocket.
+BROWSER_KEY = "openai-insecure-api-key."
 _METHODS = "GET, POST, DELETE, OPTIONS"
 _HEADERS = "Authorization, Content-Type"
 
@@ -52,7 +54,14 @@ class Guard:
     def __init__(self, server: Server) -> None:
         self._asks_for_keys = server.asks_for_keys
         self._keys = [(hashlib.sha256(key.key.encode()).digest(), key) for key in server.keys]
-        self._origins = frozenset(origin.lower().rstrip("/") for origin in server.origins)
+        named = {
+            origin.lower() if origin.endswith("//") else origin.lower().rstrip("/")
+            for origin in server.origins
+        }
+        self._origins = frozenset(origin for origin in named if "*" not in origin)
+        self._patterns = re.compile(
+            "|".join(sorted(map(_pattern, named - self._origins))) or "(?!)", re.ASCII
+        )
         self._names = frozenset({"localhost", *(name.lower().strip("[]") for name in server.hosts)})
         self._bound_wide = not _is_loopback(server.host)
         self._hosts: dict[str, bool] = {}
@@ -67,7 +76,7 @@ class Guard:
             raise RequestError("the request's address must be a path")
         cors: dict[str, str] = {}
         if "origin" in headers:
-            cors = self._check_origin(headers["origin"], host)
+            cors = self._check_origin(headers["origin"], host, access)
         if not self._keys and access is not Access.PEER:
             return Pass(None, cors) if cors else _PLAIN
         return Pass(self._check_key(request, access), cors)
@@ -110,11 +119,13 @@ class Guard:
         # A rebinding attack needs a name that its owner can point elsewhere; an address cannot be rebound.
         return address.is_loopback or self._bound_wide
 
-    def _check_origin(self, asked: str, host: str) -> dict[str, str]:
+    def _check_origin(self, asked: str, host: str, access: Access | None = None) -> dict[str, str]:
         origin = asked.lower()  # two headers arrive joined, and match no page's address
         own = origin in (f"http://{host.lower()}", f"https://{host.lower()}")
-        if not own and origin not in self._origins:
+        if not own and origin not in self._origins and not self._patterns.fullmatch(origin):
             raise Forbidden("this web page may not call; add its address to server.origins in the config")
+        if not own and access is Access.ADMIN:
+            raise Forbidden("web pages of other addresses may not do this; ask from the command line")
         return {
             "Access-Control-Allow-Origin": asked,
             "Access-Control-Expose-Headers": "*",
@@ -148,6 +159,11 @@ class Guard:
         return found if offered else None
 
 
+def _pattern(origin: str) -> str:
+    """An origin with `*` as an expression: digits for a port, names of hosts and dots for a host."""
+    return re.escape(origin).replace(r":\*", r":\d{1,5}").replace(r"\*", r"[a-z0-9_.-]*")
+
+
 def _check_peer(request: Request, access: Access) -> None:
     """Another machine has answers of models made here, and sees nothing else."""
     if access is not Access.PEER and request.path not in _FOR_PEERS:
@@ -156,13 +172,20 @@ def _check_peer(request: Request, access: Access) -> None:
 
 def _offered(request: Request) -> str:
     """The key that the caller shows. Two headers that could disagree are none."""
-    bearer, plain = request.headers.get("authorization"), request.headers.get("x-api-key")
+    headers = request.headers
+    bearer, plain = headers.get("authorization"), headers.get("x-api-key", headers.get("api-key"))
     if bearer is None:
-        return plain or ""
+        return _shown_by_browser(headers.get("sec-websocket-protocol", "")) if plain is None else plain
     scheme, _, token = bearer.partition(" ")
     if plain is not None:  # some clients send the same key both ways
         return plain if token == plain else ""
     return token.strip() if scheme.lower() == "bearer" else ""
+
+
+def _shown_by_browser(protocols: str) -> str:
+    """The key in the handshake of a websocket: a browser can set no other header there."""
+    named = (each.strip() for each in protocols.split(","))
+    return next((each.removeprefix(BROWSER_KEY) for each in named if each.startswith(BROWSER_KEY)), "")
 
 
 def _is_loopback(host: str) -> bool:

@@ -4,7 +4,7 @@ A request's way in: its address is looked up (`routes`), access is checked (`ser
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from watchbill.batches.batch import Dialect
@@ -18,13 +18,15 @@ from watchbill.gateway.dialects.batches.anthropic import AnthropicResults, Messa
 from watchbill.gateway.dialects.batches.files import FilesApi
 from watchbill.gateway.dialects.batches.lines import DriverModels, LineCalls
 from watchbill.gateway.dialects.batches.openai import BatchesApi, OpenAiResults
+from watchbill.gateway.dialects.llama_swap import LlamaSwapApi
+from watchbill.gateway.dialects.lmstudio import LmStudioApi
 from watchbill.gateway.dialects.ollama.api import OllamaApi
 from watchbill.gateway.dialects.ollama.library import LibraryApi
 from watchbill.gateway.dialects.ollama.pulling import Pulling
 from watchbill.gateway.dialects.openai import OpenAiApi
 from watchbill.gateway.dialects.responses.api import ResponsesApi
 from watchbill.gateway.http.connection import Handle
-from watchbill.gateway.http.messages import Answer, Request
+from watchbill.gateway.http.messages import Answer, Door, Request
 from watchbill.gateway.leases import LeasesApi
 from watchbill.gateway.lending import LoansApi, MaintenanceApi
 from watchbill.gateway.native import DoorsApi, NativeApi
@@ -33,6 +35,7 @@ from watchbill.gateway.process import ProcessApi
 from watchbill.gateway.request_context import RequestContext
 from watchbill.gateway.routes import Routes
 from watchbill.gateway.services import Handler, Services
+from watchbill.gateway.websocket import WebsocketApi
 from watchbill.metrics import Metrics
 from watchbill.runtime.driver import Driver
 from watchbill.runtime.library import Library
@@ -44,8 +47,19 @@ Route = tuple[str, str, Access, Handler]
 #: Before an address of /v1 or /api: the lane of callers who can only set a base address.
 LANE_PREFIX = "/lane/{lane}"
 #: Addresses of engines that have them; nothing in them is ours.
-PASSED = ("/v1/rerank", "/rerank", "/v1/audio/speech", "/v1/images/generations")
-PASSED_FORMS = ("/v1/audio/transcriptions", "/v1/audio/translations")
+PASSED = (
+    "/v1/rerank", "/v1/reranking", "/v2/rerank", "/rerank", "/reranking", "/v1/audio/speech", "/v1/images/generations",
+    "/infill", "/tokenize", "/detokenize", "/apply-template",
+)  # fmt: skip
+PASSED_FORMS = (
+    "/v1/audio/transcriptions", "/v1/audio/translations", "/v1/images/edits", "/v1/images/variations",
+)  # fmt: skip
+#: Those that are only read; the model is in the query.
+PASSED_READS = ("/v1/audio/voices", "/props", "/slots")
+#: Before OpenAI's addresses: none, for clients whose base address lacks /v1, and those of LM Studio and Azure.
+BESIDE_V1 = ("", "/api/v0", "/openai/v1", "/openai/deployments/{deployment}")
+#: Methods below /upstream.
+_EVERY_METHOD = ("GET", "POST", "PUT", "PATCH", "DELETE")
 #: A stream without an end; there is nothing to say about it without its body.
 EVENTS = "/wb/v1/events"
 
@@ -83,6 +97,8 @@ class Gateway(Services):
         self._pulling = Pulling(self)
         self._library_api = LibraryApi(self, self._pulling)
         self._passthrough = PassthroughApi(self)
+        self._websockets = WebsocketApi(self)
+        self._llama_swap, self._lmstudio = LlamaSwapApi(self), LmStudioApi(self)
         self._served = self._serve_all()
         #: Answers a request, whatever its address.
         self.handle: Handle = self._served.enter
@@ -163,6 +179,8 @@ class Gateway(Services):
             ("POST", "/v1/embeddings", Access.KEY, v1.embeddings),
             *(("POST", path, Access.KEY, self._passthrough.at(path)) for path in PASSED),
             *(("POST", path, Access.KEY, self._passthrough.form_at(path)) for path in PASSED_FORMS),
+            *(("GET", path, Access.KEY, self._passthrough.get_at(path)) for path in PASSED_READS),
+            *self._neighbours(),
             ("GET", "/v1/models", Access.KEY, v1.models),
             ("GET", "/v1/models/{id:.+}", Access.KEY, v1.model),
             ("POST", "/process", Access.KEY, self._process.process),
@@ -180,6 +198,29 @@ class Gateway(Services):
             ("POST", "/api/embeddings", Access.KEY, api.embeddings),
             ("GET", "/api/status", Access.KEY, api.status),
             *self._library_addresses(),
+        ]
+
+    def _neighbours(self) -> list[Route]:
+        """Addresses of other programs that clients know: llama-swap, LM Studio, Azure, and OpenAI's without /v1."""
+        v1, swap, studio = self._openai, self._llama_swap, self._lmstudio
+        own = {"/chat/completions": v1.chat, "/completions": v1.completions, "/embeddings": v1.embeddings}
+        return [
+            *(
+                ("POST", prefix + path, Access.KEY, deployed(handler))
+                for prefix in BESIDE_V1
+                for path, handler in own.items()
+            ),
+            ("GET", "/v1/realtime", Access.KEY, self._websockets.realtime),
+            ("GET", "/models", Access.KEY, v1.models),
+            ("GET", "/openai/v1/models", Access.KEY, v1.models),
+            ("POST", "/openai/v1/responses", Access.KEY, self._responses.create),
+            ("GET", "/api/v0/models", Access.KEY, studio.models),
+            ("GET", "/api/v0/models/{id:.+}", Access.KEY, studio.model),
+            ("GET", "/running", Access.KEY, swap.running),
+            ("GET", "/unload", Access.ADMIN, swap.unload),
+            ("POST", "/unload", Access.ADMIN, swap.unload),
+            ("POST", "/api/models/unload", Access.ADMIN, swap.unload),
+            *((method, "/upstream/{tail:.+}", Access.ADMIN, swap.upstream) for method in _EVERY_METHOD),
         ]
 
     def _library_addresses(self) -> list[Route]:
@@ -262,3 +303,15 @@ class Gateway(Services):
             return response
 
         return handle
+
+
+def deployed(handler: Handler) -> Handler:
+    """A handler whose address may name the model, as Azure's do; one in the body says the same."""
+
+    def handle(context: RequestContext) -> Awaitable[Answer]:
+        request = context.request
+        if name := request.match.get("deployment"):
+            request.door = Door(request.door.lane, name)
+        return handler(context)
+
+    return handle

@@ -9,7 +9,8 @@ A failure in a lane with a fallback becomes a Fallback, as long as the client ha
 that it is told in the stream. Owns neither shapes nor prompts.
 """
 
-from collections.abc import Callable, Generator
+import asyncio
+from collections.abc import Awaitable, Callable, Generator
 from functools import partial
 from types import coroutine
 from typing import TYPE_CHECKING
@@ -183,6 +184,30 @@ class ModelCalls:
         with self._submit(context, submission, _nothing, streamed=False) as relay:
             await relay.turn()
             relay.finish(ok=None)  # a load without an answer teaches nothing about answers
+
+    async def hold(
+        self, context: RequestContext, submission: Submission, act: Callable[[Start], Awaitable[None]]
+    ) -> None:
+        """Has a turn for as long as `act` takes. Raises what the scheduler refuses, and Preempted when it cuts it."""
+        with self._submit(context, submission, _nothing, streamed=False) as relay:
+            await relay.turn()
+            assert context.start is not None
+            relay.ticket.first_byte()  # what was said cannot be said again
+            acting = asyncio.ensure_future(act(context.start))
+
+            def cut() -> None:
+                acting.cancel()
+
+            relay.ticket.on_cut = cut
+            try:
+                await acting
+            except asyncio.CancelledError:
+                if relay.ticket.cut is None:
+                    raise
+                raise Preempted(f"the connection was ended: {relay.ticket.cut.value}") from None
+            finally:
+                acting.cancel()
+            relay.finish(ok=None)
 
     # ------------------------------------------------------------------ submitting
 

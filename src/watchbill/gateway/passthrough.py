@@ -1,4 +1,4 @@
-"""Addresses that are passed on as they are, for engines that have them: reranking, speech, images.
+"""Addresses that are passed on as they are, for engines that have them: reranking, speech, images, llama.cpp's own.
 
 Access, turn and relay are those of every request; the answer's bytes and kind are the engine's own, streamed or not.
 Nothing is put together or translated, so there is no fallback text either. An engine without the address: 501.
@@ -6,6 +6,7 @@ Nothing is put together or translated, so there is no fallback text either. An e
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING
+from urllib.parse import urlencode
 
 from watchbill.engines.upstream import Outgoing
 from watchbill.errors import NotOffered, Preempted, RequestError, Stale, TheirsError
@@ -22,7 +23,7 @@ from watchbill.runtime.ticket import Start, Submission
 if TYPE_CHECKING:
     from watchbill.gateway.services import Handler, Services
 
-__all__ = ["PassthroughApi"]
+__all__ = ["PassedOut", "PassthroughApi", "PlainCalls"]
 
 _EVENTS = "text/event-stream"
 
@@ -32,7 +33,7 @@ class PassthroughApi:
 
     def __init__(self, gateway: "Services") -> None:
         self._gateway = gateway
-        self._calls = _Plain(gateway)
+        self._calls = PlainCalls(gateway)
 
     def at(self, path: str) -> "Handler":
         """The handler of one address whose body is JSON."""
@@ -46,6 +47,24 @@ class PassthroughApi:
             submission = self._gateway.caller_options.submission(context, body, self._gateway.driver.catalog)
             sender, lacks = JsonSender(body, path), _lacks(context, path)
             return await self._pass(context, submission, sender, lacks, events=stream is True)
+
+        return pass_on
+
+    def get_at(self, path: str) -> "Handler":
+        """The handler of one address that is only read; `model` is in its query, or its door's."""
+
+        async def pass_on(context: RequestContext) -> Answer:
+            query = context.request.query
+            fields: dict[str, object] = {"model": query.get("model")}
+            catalog = self._gateway.driver.catalog
+            submission = self._gateway.caller_options.submission(context, fields, catalog)
+            rest = urlencode({name: value for name, value in query.items() if name != "model"})
+            target = f"{path}?{rest}" if rest else path
+
+            def send(start: Start) -> Outgoing:
+                return Outgoing(start.endpoint, "GET", target, b"")
+
+            return await self._pass(context, submission, send, _lacks(context, path), events=False)
 
         return pass_on
 
@@ -79,7 +98,7 @@ class PassthroughApi:
         return await self._calls.stream(context, submission, send, out, unknown=lacks)
 
 
-class _Plain(ModelCalls):
+class PlainCalls(ModelCalls):
     """An exchange in which a failure stays one: no text can stand in for a sound, an image or a ranking."""
 
     def _fall_back(self, context: RequestContext, submission: Submission, error: TheirsError) -> Fallback:

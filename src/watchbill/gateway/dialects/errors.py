@@ -2,7 +2,8 @@
 
     /v1/messages...   Anthropic   {"type": "error", "error": {"type", "message"}}
     /api/..., /       Ollama      {"error": "a text"}; a full lane is 503; unknown addresses answer in plain text
-    anything else     OpenAI      {"error": {"message", "type", "param", "code"}}
+    anything else     OpenAI      (LM Studio's /api/v0/..., too)
+                                  {"error": {"message", "type", "param", "code"}}
 
 with or without a lane's name before it (/lane/NAME/api/...). A key that is refused before any handler runs is refused
 in a shape that the client understands, too.
@@ -27,7 +28,7 @@ def refusal(
     path, lines = context.request.path, context.lines()
     if path.startswith("/lane/"):
         path = "/" + path.removeprefix("/lane/").partition("/")[2]
-    if path == "/" or path.startswith("/api/"):
+    if path == "/" or (path.startswith("/api/") and not path.startswith("/api/v0/")):
         return ollama_error(error, lines)
     if path == "/v1/messages" or path.startswith("/v1/messages/"):
         return anthropic_error(error, context, beside)

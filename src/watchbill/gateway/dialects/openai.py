@@ -5,7 +5,6 @@ put together. A client's stream passes unchanged. Our own fields are taken out o
 it, numbers are checked, everything else goes through.
 """
 
-import time
 from collections.abc import Awaitable
 from datetime import UTC, datetime
 from functools import partial
@@ -19,12 +18,14 @@ from watchbill.errors import RequestError
 from watchbill.gateway.answers import json_response
 from watchbill.gateway.assemble import Assembly
 from watchbill.gateway.body import JsonSender
+from watchbill.gateway.dialects.completion_out import CompletionOut, fallen_back
+from watchbill.gateway.dialects.several import Run, SeveralOut, merged, runs_of
 from watchbill.gateway.fallback import Fallback
 from watchbill.gateway.http.messages import Answer, Response
 from watchbill.gateway.model_calls import Fields, ModelCalls, Whole
 from watchbill.gateway.options import check_ranges
 from watchbill.gateway.request_context import RequestContext
-from watchbill.gateway.stream import StreamOut
+from watchbill.runtime.ticket import Submission
 
 if TYPE_CHECKING:
     from watchbill.gateway.services import Services
@@ -86,24 +87,55 @@ class OpenAiApi:
         stream = body.get("stream")
         if not isinstance(stream, bool | None):
             raise RequestError("stream must be true or false")
+        if None in body.values():  # an engine may refuse what other servers take for left out
+            body = {name: value for name, value in body.items() if value is not None}
         submission = gateway.caller_options.submission(context, body, gateway.driver.catalog)
         allowed = await gateway.abilities.allow(submission, body)
         submission, body, forced = allowed
+        if "n" in body or isinstance(body.get("prompt"), list):
+            runs = runs_of(body, self._places(submission))
+            if len(runs) > 1:
+                return await self._several(context, submission, runs, path, stream=stream is True)
         if stream:
             out = CompletionOut(context, chat=chat)
             as_is = partial(self._pass_on, context)
             send = JsonSender(body, path)
             return await self._calls.stream(context, submission, send, out, instead=as_is, forced=forced)
-        body["stream"] = True
-        options = body.get("stream_options")
-        body["stream_options"] = (
-            {**cast("Fields", options), **_COUNTED} if isinstance(options, dict) else _COUNTED
-        )
-        send, make = JsonSender(body, path), _ASSEMBLIES[chat]
+        send, make = JsonSender(_streamed(body), path), _ASSEMBLIES[chat]
         answer = await self._calls.collect(context, submission, send, make, forced=forced)
         if isinstance(answer, Fallback):
-            return json_response(_completion(answer, context.id, chat=chat), context.lines())
+            return json_response(fallen_back(answer, context.id, chat=chat), context.lines())
         return self._pass_on(context, answer)
+
+    def _places(self, submission: Submission) -> int | None:
+        """How many choices a model's engine makes at once; None: it sees to that itself."""
+        catalog = self._gateway.driver.catalog
+        model = catalog.find_model(submission.model)
+        is_ours = model is not None and catalog.engines[model.engine].driver == "llamacpp"
+        return model.concurrency if model is not None and is_ours else None
+
+    async def _several(
+        self, context: RequestContext, submission: Submission, runs: list[Run], path: str, *, stream: bool
+    ) -> Answer:
+        """One answer of several runs, each in its own turn."""
+        chat = path == "/v1/chat/completions"
+        if stream:
+            out, answer = SeveralOut(context, chat=chat), None
+            for place, run in enumerate(runs):
+                out.begin(run, is_last=place == len(runs) - 1)
+                answer = await self._calls.stream(context, submission, JsonSender(run.body, path), out)
+                if out.has_failed:
+                    break
+            assert answer is not None
+            return answer
+        answers: list[tuple[Run, Fields]] = []
+        for run in runs:
+            send = JsonSender(_streamed(run.body), path)
+            told = await self._calls.collect(context, submission, send, _ASSEMBLIES[chat])
+            if isinstance(told, Fallback):
+                return json_response(fallen_back(told, context.id, chat=chat), context.lines())
+            answers.append((run, told.fields()))
+        return json_response(merged(answers), context.lines())
 
     def _pass_on(self, context: RequestContext, whole: Whole) -> Answer:
         body = whole.body if whole.assembled is None else _encode(whole.assembled)
@@ -141,51 +173,8 @@ class OpenAiApi:
         }
 
 
-class CompletionOut(StreamOut):
-    """A stream of a chat or completion."""
-
-    def __init__(self, context: RequestContext, *, chat: bool) -> None:
-        super().__init__(context)
-        self._chat = chat
-
-    async def fall_back(self, fallback: Fallback) -> None:
-        await self.send(_completion_events(fallback, self.context.id, chat=self._chat))
-
-
-# ------------------------------------------------------------------ fallbacks
-
-
-def _completion(fallback: Fallback, id: str, *, chat: bool) -> dict[str, object]:
-    """A whole chat or completion."""
-    said: dict[str, object] = (
-        {"message": {"role": "assistant", "content": fallback.text}} if chat else {"text": fallback.text}
-    )
-    return {
-        **_base(fallback, id, "chat.completion" if chat else "text_completion"),
-        "choices": [{"index": 0, **said, "logprobs": None, "finish_reason": "stop"}],
-        "usage": {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0},
-    }
-
-
-def _completion_events(fallback: Fallback, id: str, *, chat: bool) -> bytes:
-    """The same as a stream."""
-    base = _base(fallback, id, "chat.completion.chunk" if chat else "text_completion")
-    said: dict[str, object] = (
-        {"delta": {"role": "assistant", "content": fallback.text}} if chat else {"text": fallback.text}
-    )
-    last: dict[str, object] = {"delta": {}} if chat else {"text": ""}
-    events = (
-        {**base, "choices": [{"index": 0, **said, "finish_reason": None}]},
-        {**base, "choices": [{"index": 0, **last, "finish_reason": "stop"}]},
-    )
-    return b"".join(b"data: " + _encode(event) + b"\n\n" for event in events) + b"data: [DONE]\n\n"
-
-
-def _base(fallback: Fallback, id: str, kind: str) -> dict[str, object]:
-    return {
-        "id": id,
-        "object": kind,
-        "created": int(time.time()),
-        "model": fallback.model,
-        "watchbill": fallback.note,
-    }
+def _streamed(body: Fields) -> Fields:
+    """The request as engines are asked: as a stream that tells its tokens, whatever the client gets."""
+    options = body.get("stream_options")
+    counted = {**cast("Fields", options), **_COUNTED} if isinstance(options, dict) else _COUNTED
+    return {**body, "stream": True, "stream_options": counted}

@@ -37,8 +37,8 @@ class ClientConnection(asyncio.Protocol):
 
     __slots__ = (
         "_answering", "_backlog", "_blocked_since", "_connections", "_drained", "_gone", "_handle", "_inbox",
-        "_is_leaving", "_is_paused", "_is_ready", "_loop", "_refusal", "_refuse", "_remote", "_seen", "_since",
-        "_task", "_unread", "_waiter", "transport",
+        "_is_held", "_is_leaving", "_is_paused", "_is_ready", "_loop", "_refusal", "_refuse", "_remote", "_seen",
+        "_since", "_task", "_tunnel", "_unread", "_waiter", "transport",
     )  # fmt: skip
 
     def __init__(
@@ -63,6 +63,10 @@ class ClientConnection(asyncio.Protocol):
         self._task: asyncio.Task[None] | None = None
         self._waiter: asyncio.Future[None] | None = None  # done when more has arrived
         self._is_paused = False
+        self._tunnel: Callable[[bytes], bool] | None = (
+            None  # takes what the client sends in place of requests
+        )
+        self._is_held = False  # the tunnel has enough for now
         self._backlog: memoryview | None = (
             None  # came at once, and is parsed a share in each turn; nothing is read
         )
@@ -115,6 +119,9 @@ class ClientConnection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self._is_leaving:
             return  # nothing that arrives now is answered
+        if self._tunnel is not None:
+            self._pass_through(self._tunnel, data)
+            return
         if len(data) <= CLIENT_TURN_BYTES and self._backlog is None:
             self._hear(data)
             return
@@ -122,6 +129,21 @@ class ClientConnection(asyncio.Protocol):
         if self.transport is not None:
             self.transport.pause_reading()
         self._hear_share()
+
+    def _pass_through(self, hear: Callable[[bytes], bool], data: bytes) -> None:
+        if not hear(data) and not self._is_held and self.transport is not None:
+            self._is_held = True
+            self.transport.pause_reading()
+
+    def hand_over(self, hear: Callable[[bytes], bool]) -> None:
+        """Hands everything that the client sends from now on to `hear`, which says whether more may come."""
+        self._tunnel = hear
+
+    def go_on(self) -> None:
+        """Takes more from the client, after `hear` said that it was enough."""
+        if self._is_held and self.transport is not None and not self.transport.is_closing():
+            self._is_held = False
+            self.transport.resume_reading()
 
     def _hear(self, data: bytes) -> None:
         inbox = self._inbox

@@ -10,7 +10,7 @@ Answers are complete (`Response`) or sent in pieces (`Stream`). `Answer` owns ho
 import asyncio
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from email.utils import formatdate
 from functools import lru_cache
@@ -53,6 +53,14 @@ class Line(Protocol):
         """Sends bytes and waits for a slow reader. Raises ConnectionResetError when the client has left."""
         ...
 
+    def hand_over(self, hear: Callable[[bytes], bool], /) -> None:
+        """Hands everything that the client sends from now on to `hear`, which says whether more may come."""
+        ...
+
+    def go_on(self) -> None:
+        """Takes more from the client, after `hear` said that it was enough."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class Door:
@@ -71,7 +79,7 @@ class Request:
 
     __slots__ = (
         "connection", "door", "failure", "headers", "is_answered", "is_whole", "keeps_alive", "match", "method",
-        "pieces", "target", "version",
+        "pieces", "target", "version", "wants_websocket",
     )  # fmt: skip
 
     def __init__(  # noqa: PLR0917  one for each part of a head
@@ -94,6 +102,7 @@ class Request:
         self.failure: TheirsError | None = None  # why it will never be complete
         self.is_answered = False  # at least the head of an answer was written
         self.door = MAIN_DOOR  # the address it came to
+        self.wants_websocket = False
         self.match = _NO_VARIABLES  # the values of the variables in its address
 
     @property
@@ -151,8 +160,8 @@ class Inbox:
     """One connection's requests, in the order in which they came."""
 
     __slots__ = (
-        "_head_bytes", "_header_count", "_headers", "_line", "_parser", "_proposal", "_target", "failure", "heads",
-        "held", "receiving", "requests",
+        "_head_bytes", "_header_count", "_headers", "_line", "_parser", "_proposal", "_target", "_wants_websocket",
+        "failure", "heads", "held", "receiving", "requests",
     )  # fmt: skip
 
     def __init__(self, line: Line) -> None:
@@ -160,6 +169,7 @@ class Inbox:
         self._parser = httptools.HttpRequestParser(self)
         self._target = b""
         self._headers: dict[str, str] = {}  # of the head that is being received, or trailers
+        self._wants_websocket = False  # the request that is parsed again
         self._proposal: dict[str, str] = {}  # the headers of a request that asks for another protocol
         self._head_bytes = 0  # received since the last complete head or piece of a body
         self._header_count = 0  # of the head that is being received, repeated ones included, or trailers
@@ -213,6 +223,7 @@ class Inbox:
             # A tunnel is refused, and bytes sent through it are no requests.
             self.requests[-1].keeps_alive = False
             return
+        self._wants_websocket = method == b"GET" and headers["upgrade"].strip().lower() == "websocket"
         lines = [f"{name}: {value}\r\n" for name, value in headers.items() if name != "upgrade"]
         kept = "".join(lines).encode("utf-8", "surrogateescape")
         self.feed(b"%b %b HTTP/%b\r\n%b\r\n%b" % (method, target, version, kept, rest))
@@ -264,6 +275,7 @@ class Inbox:
             headers,
             version == "1.1" and parser.should_keep_alive(),
         )
+        request.wants_websocket, self._wants_websocket = self._wants_websocket, False
         self._target = b""
         requests.append(request)
 
@@ -379,6 +391,31 @@ class Stream(Answer):
             self._has_ended = True
             if self._is_chunked and not self._is_silent:
                 await self._connection.send(b"0\r\n\r\n")
+
+
+class Tunnel(Answer):
+    """An answer that turns the connection into a way for bytes, both ways. The connection ends with it."""
+
+    def __init__(self, request: Request) -> None:
+        super().__init__({}, 101)
+        self._request = request
+        self._connection = request.connection
+        self.closes = True
+
+    async def open(self, head: bytes, hear: Callable[[bytes], bool]) -> None:
+        """Sends the head; from now on the client's bytes go to `hear`. Raises ConnectionResetError."""
+        self.is_begun = self._request.is_answered = True
+        self._connection.hand_over(hear)
+        await self._connection.send(head)
+
+    async def write(self, piece: bytes) -> None:
+        """Sends bytes, and waits for a slow reader. Raises ConnectionResetError when the client has left."""
+        if piece:
+            await self._connection.send(piece)
+
+    def go_on(self) -> None:
+        """More may come from the client."""
+        self._connection.go_on()
 
 
 @lru_cache(maxsize=256)

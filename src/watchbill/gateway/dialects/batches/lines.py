@@ -7,7 +7,7 @@ count as a failed attempt, and some only say that this is not the time.
 """
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -161,6 +161,12 @@ class _NoClient:
 
     async def send(self, content: bytes, /) -> None:
         raise ConnectionResetError("a line has no client")
+
+    def hand_over(self, hear: Callable[[bytes], bool], /) -> None:
+        raise AssertionError("a line is no websocket")
+
+    def go_on(self) -> None:
+        raise AssertionError("a line is no websocket")
 
 
 def _key_of(gateway: "Services", owner: str) -> ApiKey | None:

@@ -13,7 +13,7 @@ from watchbill.gguf import Header
 from watchbill.runtime.library import Entry
 from watchbill.runtime.views import Resident
 
-__all__ = ["list_item", "loaded_item", "shown", "tagged"]
+__all__ = ["list_item", "loaded_item", "quantization_of", "shown", "tagged"]
 
 Fields = dict[str, object]
 
@@ -126,8 +126,16 @@ def _details(facts: Facts) -> Fields:
         "family": family,
         "families": [family] if family else [],
         "parameter_size": _parameters(header.parameters) if header else "",
-        "quantization_level": _QUANTIZATIONS.get(header.file_type or 0, "unknown") if header else "",
+        "quantization_level": quantization_of(facts),
     }
+
+
+def quantization_of(facts: Facts) -> str:
+    """How a model's weights are stored, in the words of its users; empty where that is not known."""
+    header = facts.header
+    if header is None:
+        return str(facts.details.get("quantization_level", ""))
+    return _QUANTIZATIONS.get(header.file_type or 0, "unknown")
 
 
 def _info(header: Header | None) -> Fields:

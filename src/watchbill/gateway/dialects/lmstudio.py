@@ -1,0 +1,53 @@
+"""LM Studio's list of models, at /api/v0; its chats, completions and embeddings are OpenAI's."""
+
+from typing import TYPE_CHECKING
+
+from watchbill.catalog import Model
+from watchbill.gateway.answers import json_response
+from watchbill.gateway.dialects.ollama.models import quantization_of
+from watchbill.gateway.http.messages import Response
+from watchbill.gateway.request_context import RequestContext
+
+if TYPE_CHECKING:
+    from watchbill.gateway.services import Services
+
+__all__ = ["LmStudioApi"]
+
+Fields = dict[str, object]
+
+
+class LmStudioApi:
+    """Serves /api/v0/models."""
+
+    def __init__(self, gateway: "Services") -> None:
+        self._gateway = gateway
+
+    async def models(self, context: RequestContext) -> Response:
+        """GET /api/v0/models."""
+        models = self._gateway.driver.catalog.offered.values()
+        await self._gateway.files.refresh()
+        listed = await self._gateway.shares.each(models, self._describe)
+        return json_response({"object": "list", "data": listed}, context.lines())
+
+    async def model(self, context: RequestContext) -> Response:
+        """GET /api/v0/models/{id}."""
+        model = self._gateway.driver.catalog.model_called(context.request.match["id"])
+        return json_response(await self._describe(model), context.lines())
+
+    async def _describe(self, model: Model) -> Fields:
+        gateway = self._gateway
+        facts, able = await gateway.files.facts(model), await gateway.abilities.of(model)
+        kind = "embeddings" if able.completion is False else "vlm" if able.vision else "llm"
+        is_loaded = gateway.driver.resident(model.name) is not None
+        return {
+            "id": model.name,
+            "object": "model",
+            "type": kind,
+            "publisher": "watchbill",
+            "arch": facts.header.architecture if facts.header else str(facts.details.get("family", "")),
+            "compatibility_type": "gguf",
+            "quantization": quantization_of(facts),
+            "state": "loaded" if is_loaded else "not-loaded",
+            "max_context_length": facts.context(model),
+            "capabilities": ["tool_use"] if able.tools else [],
+        }

@@ -1,0 +1,172 @@
+"""Websockets, carried to engines that speak through them: realtime servers of speech.
+
+The request waits for its turn like any other; then its handshake goes to the engine, and after the engine's consent
+bytes pass both ways, unread, until one side ends, the lane's `timeout` is over, or the model must leave. The turn lasts
+as long. A caller that leaves frees the engine; one that reads slowly slows it down. The key that a browser has to put
+into the handshake stays here.
+"""
+
+import asyncio
+import re
+import ssl
+from typing import TYPE_CHECKING
+from urllib.parse import urlencode
+
+from watchbill.engines.base import Endpoint
+from watchbill.errors import EngineFailed, NotOffered, RequestError
+from watchbill.gateway.access import BROWSER_KEY
+from watchbill.gateway.http.messages import Answer, Request, Tunnel
+from watchbill.gateway.model_calls import ModelCalls
+from watchbill.gateway.request_context import RequestContext
+from watchbill.limits import (
+    UPSTREAM_CONNECT_MS,
+    UPSTREAM_HEAD_BYTES_MAX,
+    WEBSOCKET_BUFFER_BYTES_MAX,
+    WEBSOCKET_HANDSHAKE_MS,
+    WEBSOCKET_PIECE_BYTES,
+)
+from watchbill.runtime.ticket import Start
+
+if TYPE_CHECKING:
+    from watchbill.gateway.services import Services
+
+__all__ = ["WebsocketApi"]
+
+_ASKED = ("sec-websocket-key", "sec-websocket-version", "sec-websocket-extensions")
+_TOLD = frozenset({"sec-websocket-accept", "sec-websocket-protocol", "sec-websocket-extensions"})
+_STATUS = re.compile(rb"HTTP/1\.[01] (\d{3})")
+
+
+class WebsocketApi:
+    """Serves /v1/realtime."""
+
+    def __init__(self, gateway: "Services") -> None:
+        self._gateway = gateway
+        self._calls = ModelCalls(gateway)
+
+    async def realtime(self, context: RequestContext) -> Answer:
+        """GET /v1/realtime?model=NAME, as a websocket."""
+        request, gateway = context.request, self._gateway
+        if not request.wants_websocket:
+            raise RequestError("this address is a websocket; connect with wss:// or ws://")
+        query = request.query
+        fields: dict[str, object] = {"model": query.get("model")}
+        submission = gateway.caller_options.submission(context, fields, gateway.driver.catalog)
+        tunnel = Tunnel(request)
+
+        async def carry(start: Start) -> None:
+            await _Carrying(context, start, query).run(tunnel)
+
+        await self._calls.hold(context, submission, carry)
+        return tunnel
+
+
+class _Carrying:
+    """One websocket on its way."""
+
+    def __init__(self, context: RequestContext, start: Start, query: dict[str, str]) -> None:
+        self._context = context
+        self._endpoint = start.endpoint
+        self._query = {**query, "model": start.endpoint.upstream_model or query["model"]}
+        self._from_client = bytearray()
+        self._news = asyncio.Event()
+
+    async def run(self, tunnel: Tunnel) -> None:
+        """Shakes hands and carries bytes until one side ends. Raises EngineFailed, NotOffered."""
+        reader, writer = await self._connect()
+        try:
+            head, rest = await self._shake_hands(reader, writer)
+            await tunnel.open(head, self._hear)
+            await tunnel.write(rest)
+            await self._carry(tunnel, reader, writer)
+        except OSError as error:
+            raise EngineFailed(f"the engine's websocket broke off: {error}") from None
+        finally:
+            writer.transport.abort()
+
+    async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        endpoint = self._endpoint
+        trust = ssl.create_default_context() if endpoint.tls else None
+        try:
+            async with asyncio.timeout(UPSTREAM_CONNECT_MS / 1000):
+                return await asyncio.open_connection(
+                    endpoint.host, endpoint.port, ssl=trust, limit=UPSTREAM_HEAD_BYTES_MAX
+                )
+        except (OSError, TimeoutError) as error:
+            raise EngineFailed(f"the engine cannot be reached: {error}") from None
+
+    async def _shake_hands(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> tuple[bytes, bytes]:
+        """The head of the engine's consent, as the client gets it, and what came behind it."""
+        writer.write(_handshake(self._context.request, self._endpoint, self._query))
+        try:
+            async with asyncio.timeout(WEBSOCKET_HANDSHAKE_MS / 1000):
+                head = await reader.readuntil(b"\r\n\r\n")
+        except (asyncio.IncompleteReadError, asyncio.LimitOverrunError, TimeoutError) as error:
+            raise EngineFailed(f"the engine does not answer the handshake of a websocket: {error}") from None
+        status = _STATUS.match(head)
+        if status is None or status[1] != b"101":
+            told = "" if status is None else f": it answers {status[1].decode()}"
+            raise NotOffered(f"the engine of {self._context.model} has no websocket at this address{told}")
+        return _consent(head, self._context.lines()), b""
+
+    def _hear(self, data: bytes) -> bool:
+        """Takes bytes of the client; whether more may come."""
+        self._from_client += data
+        self._news.set()
+        return len(self._from_client) < WEBSOCKET_BUFFER_BYTES_MAX
+
+    async def _carry(
+        self, tunnel: Tunnel, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        down = asyncio.ensure_future(self._to_client(tunnel, reader))
+        up = asyncio.ensure_future(self._to_engine(tunnel, writer))
+        try:
+            await asyncio.wait((down, up), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in (down, up):
+                task.cancel()
+            await asyncio.gather(down, up, return_exceptions=True)
+
+    async def _to_client(self, tunnel: Tunnel, reader: asyncio.StreamReader) -> None:
+        while piece := await reader.read(WEBSOCKET_PIECE_BYTES):
+            await tunnel.write(piece)
+
+    async def _to_engine(self, tunnel: Tunnel, writer: asyncio.StreamWriter) -> None:
+        while True:
+            await self._news.wait()
+            self._news.clear()
+            data, self._from_client = bytes(self._from_client), bytearray()
+            writer.write(data)
+            await writer.drain()
+            tunnel.go_on()
+
+
+def _handshake(request: Request, endpoint: Endpoint, query: dict[str, str]) -> bytes:
+    path = request.target.partition("?")[0]
+    if path.startswith("/lane/"):
+        path = "/" + path.removeprefix("/lane/").partition("/")[2]
+    lines = [
+        f"GET {endpoint.path_prefix}{path}?{urlencode(query)} HTTP/1.1",
+        f"Host: {endpoint.host}:{endpoint.port}",
+        "Upgrade: websocket",
+        "Connection: Upgrade",
+    ]
+    lines += [f"{name}: {request.headers[name]}" for name in _ASKED if name in request.headers]
+    offered = request.headers.get("sec-websocket-protocol", "")
+    protocols = [
+        each for each in map(str.strip, offered.split(",")) if each and not each.startswith(BROWSER_KEY)
+    ]
+    lines += [f"Sec-WebSocket-Protocol: {', '.join(protocols)}"] if protocols else []
+    lines += [f"Authorization: Bearer {endpoint.key}"] if endpoint.key else []
+    return "\r\n".join([*lines, "", ""]).encode("utf-8", "surrogateescape")
+
+
+def _consent(head: bytes, own: str) -> bytes:
+    told = ["HTTP/1.1 101 Switching Protocols", "Upgrade: websocket", "Connection: Upgrade"]
+    for line in head.decode("latin-1").split("\r\n")[1:-2]:
+        name, _, value = line.partition(":")
+        if name.strip().lower() in _TOLD:
+            told.append(f"{name.strip()}: {value.strip()}")
+    return ("\r\n".join(told) + "\r\n" + own + "\r\n").encode("latin-1")

@@ -1,0 +1,176 @@
+"""Addresses of other programs: each is a request like any other, in its turn."""
+
+import asyncio
+import json
+
+import openai
+import pytest
+
+from support.eventually import eventually
+from support.open_gateway import CATALOG, HELLO, open_gateway
+from support.peer import Asked
+from watchbill.catalog import ApiKey, Server
+
+CHAT = {"model": "a", "messages": [{"role": "user", "content": "hi"}]}
+PASSED = [
+    "/v1/rerank", "/v1/reranking", "/v2/rerank", "/rerank", "/reranking", "/infill", "/tokenize", "/detokenize",
+    "/apply-template", "/v1/audio/speech", "/v1/images/generations",
+]  # fmt: skip
+READ = ["/props", "/slots", "/v1/audio/voices"]
+
+
+async def repeat(asked: Asked, writer: asyncio.StreamWriter) -> None:
+    """Says what it was asked."""
+    told = {"method": asked.method, "path": asked.path, "body": asked.body.decode("utf-8", "replace")}
+    body = json.dumps({**told, "kind": asked.headers.get("content-type")}).encode()
+    writer.write(
+        b"HTTP/1.1 200 -\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body) + body
+    )
+
+
+@pytest.mark.parametrize("path", PASSED)
+async def test_an_address_of_the_engine_is_passed_on(path: str) -> None:
+    """LANE-01: through the scheduler, as the answer's headers say."""
+    async with open_gateway(repeat) as opened:
+        answer = await opened.ask(path, {"model": "alias/of-a", "query": "x"})
+        assert (answer.status, answer.json["path"]) == (200, path)
+        assert answer.headers["x-watchbill-model"] == "a"
+        await opened.until_idle()
+
+
+@pytest.mark.parametrize("path", READ)
+async def test_an_address_that_is_read_names_its_model_in_the_query(path: str) -> None:
+    """LANE-01"""
+    async with open_gateway(repeat) as opened:
+        answer = await opened.ask(f"{path}?model=a&x=1%202")
+        assert (answer.json["method"], answer.json["path"]) == ("GET", f"{path}?x=1+2")
+        assert (await opened.ask(path)).status == 400
+
+
+@pytest.mark.parametrize("path", ["/v1/images/edits", "/v1/images/variations"])
+async def test_a_form_is_passed_on(path: str) -> None:
+    """LANE-01: `model` is a field of the form."""
+    body = b'--b\r\nContent-Disposition: form-data; name="model"\r\n\r\na\r\n--b--\r\n'
+    async with open_gateway(repeat) as opened:
+        answer = await opened.ask(path, body, headers={"Content-Type": "multipart/form-data; boundary=b"})
+        assert (answer.status, answer.json["path"]) == (200, path)
+
+
+@pytest.mark.parametrize("prefix", ["", "/api/v0", "/openai/v1", "/v1", "/lane/batch/api/v0"])
+async def test_openai_is_served_below_other_addresses(prefix: str) -> None:
+    """LANE-01: errors have OpenAI's shape there, too."""
+    async with open_gateway(HELLO) as opened:
+        answer = await opened.ask(f"{prefix}/chat/completions", CHAT)
+        assert answer.json["choices"][0]["message"]["content"] == "hello there"
+        refused = await opened.ask(f"{prefix}/chat/completions", {**CHAT, "model": "nope"})
+        assert (refused.status, refused.code) == (404, "model_not_found")
+
+
+async def test_azures_client_is_served() -> None:
+    """LANE-01: the deployment is the model, the key is in `api-key`."""
+    server = Server(keys=(ApiKey("me", "k" * 16),))
+    async with open_gateway(HELLO, server=server) as opened:
+        client = openai.AsyncAzureOpenAI(
+            azure_endpoint=opened.url, api_key="k" * 16, api_version="2024-10-21"
+        )
+        async with client:
+            answer = await client.chat.completions.create(**CHAT)
+            assert answer.choices[0].message.content == "hello there"
+        plain = {"api-key": "k" * 16}
+        path = "/openai/deployments/a/chat/completions?api-version=1"
+        assert (await opened.ask(path, {"messages": CHAT["messages"]}, headers=plain)).status == 200
+        assert (await opened.ask(path, CHAT, headers={"api-key": "wrong"})).status == 401
+
+
+async def test_lm_studio_lists_models() -> None:
+    """LANE-01"""
+    async with open_gateway(HELLO) as opened:
+        await opened.ask("/v1/chat/completions", CHAT)
+        listed = {each["id"]: each for each in (await opened.ask("/api/v0/models")).json["data"]}
+        assert (listed["a"]["state"], listed["b/with:slash"]["state"]) == ("loaded", "not-loaded")
+        assert listed["a"]["max_context_length"] == 4096
+        assert (await opened.ask("/api/v0/models/b/with:slash")).json["type"] == "llm"
+
+
+async def test_llama_swap_says_what_runs_and_unloads_it() -> None:
+    """LANE-01: a page that only links to it unloads nothing."""
+    async with open_gateway(HELLO) as opened:
+        await opened.ask("/v1/chat/completions", CHAT)
+        assert (await opened.ask("/running")).json == {"running": [{"model": "a", "state": "ready"}]}
+        linked = {"Sec-Fetch-Site": "cross-site"}
+        assert (await opened.ask("/unload", headers=linked)).status == 403
+        assert (await opened.ask("/unload")).body == b"OK"
+        await eventually(lambda: opened.driver.model_status("a") == "absent")
+        assert (await opened.ask("/running")).json == {"running": []}
+
+
+async def test_an_engines_own_pages_are_below_upstream() -> None:
+    """LANE-01: method, path, query, body and kind are kept; a name may have slashes; it needs admin rights."""
+    keys = (ApiKey("me", "k" * 16), ApiKey("root", "r" * 16, admin=True))
+    root, me = {"Authorization": f"Bearer {'r' * 16}"}, {"Authorization": f"Bearer {'k' * 16}"}
+    async with open_gateway(repeat, server=Server(keys=keys)) as opened:
+        for method in ("GET", "POST", "PUT", "PATCH", "DELETE"):
+            kind = {"Content-Type": "text/x-odd"}
+            answer = await opened.ask(
+                "/upstream/b/with:slash/x/y?z=1", b"body", method=method, headers=root | kind
+            )
+            assert answer.json == {"method": method, "path": "/x/y?z=1", "body": "body", "kind": "text/x-odd"}
+            assert answer.headers["x-watchbill-model"] == "b/with:slash"
+        assert (await opened.ask("/upstream/a", headers=root)).json["path"] == "/"
+        assert (await opened.ask("/upstream/nope/x", headers=root)).status == 404
+        assert (await opened.ask("/upstream/a/x", headers=me)).status == 403
+        await opened.until_idle()
+
+
+# ------------------------------------------------------------------ origins
+
+ORIGINS = Server(
+    origins=(
+        "https://*.lan",
+        "http://localhost:*",
+        "app://*",
+        "chrome-extension://abcdef",
+        "https://Chat.example",
+    )
+)
+
+
+@pytest.mark.parametrize(
+    ("origin", "is_let"),
+    [
+        ("https://chat.lan", True), ("https://a.b.lan", True), ("http://localhost:3000", True),
+        ("app://obsidian.md", True),
+        ("chrome-extension://abcdef", True), ("https://chat.example", True), ("https://lan", False),
+        ("https://chat.lan:444", False), ("https://chat.lan.evil.com", False), ("https://evillan", False),
+        ("http://chat.lan", False), ("http://localhost", False), ("http://localhost:3000.evil.com", False),
+        ("http://localhost:x", False), ("chrome-extension://other", False), ("null", False), ("app://a/b", False),
+        ("https://chat.lan, https://evil.com", False), ("", False),
+    ],
+)  # fmt: skip
+async def test_an_origin_is_let_by_its_pattern(origin: str, is_let: bool) -> None:
+    """R44"""
+    async with open_gateway(HELLO, server=ORIGINS) as opened:
+        answer = await opened.ask("/v1/chat/completions", CHAT, headers={"Origin": origin})
+        assert answer.status == (200 if is_let else 403)
+        asked = {"Origin": origin, "Access-Control-Request-Method": "POST"}
+        preflight = await opened.ask("/v1/chat/completions", method="OPTIONS", headers=asked)
+        assert preflight.status == (204 if is_let else 403)
+
+
+async def test_what_needs_admin_rights_is_closed_to_every_page_but_our_own() -> None:
+    """R44: also without keys, where every program of the machine is an operator."""
+    async with open_gateway(HELLO, server=ORIGINS, catalog=CATALOG) as opened:
+        routes = [
+            (method, path) for method, path, access, _ in opened.gateway.routes() if access.value == "admin"
+        ]
+        assert len(routes) > 15
+        for method, path in routes:
+            filled = (
+                path.replace("{name:.+}", "a").replace("{tail:.+}", "a").replace("{", "").replace("}", "")
+            )
+            headers = {"Origin": "https://chat.lan"}
+            if method != "HEAD":
+                answer = await opened.ask(filled, b"{}", method=method, headers=headers)
+                assert answer.status == 403, (method, path)
+        own = {"Origin": f"http://127.0.0.1:{opened.serving.port}"}
+        assert (await opened.ask("/unload", b"", method="POST", headers=own)).status == 200

@@ -1,0 +1,145 @@
+"""One answer of several runs: more prompts than one, more choices than slots."""
+
+import asyncio
+import json
+from dataclasses import replace
+
+import openai
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from support.open_gateway import CATALOG, open_gateway
+from support.peer import Asked, sse
+from watchbill.catalog import EngineRules, Model
+from watchbill.errors import RequestError
+from watchbill.gateway.dialects.several import runs_of
+from watchbill.units import Bytes
+
+TWO_SLOTS = replace(
+    CATALOG,
+    models={"a": Model("a", "peer", concurrency=2, memory={"ram": Bytes(2**20)})},
+    engines={"peer": EngineRules("peer", "llamacpp")},
+)
+
+
+async def echo(asked: Asked, writer: asyncio.StreamWriter) -> None:
+    """Says its prompt, once for each choice; refuses more choices than slots, as llama.cpp does."""
+    body, count = asked.json, int(str(asked.json.get("n") or 1))
+    if count > 2 or body.get("prompt") == "break":
+        told = json.dumps(
+            {"error": {"code": 400, "message": "n_cmpl cannot be greater than the number of slots"}}
+        )
+        writer.write(b"HTTP/1.1 400 -\r\nContent-Type: application/json\r\n")
+        writer.write(b"Content-Length: %d\r\n\r\n" % len(told) + told.encode())
+        return
+    chat = "messages" in body
+    base = {"id": f"run-{body.get('prompt')}", "object": "o", "created": 1, "model": "m"}
+    said = json.dumps(body.get("prompt", "chat"))
+    events: list[object] = []
+    for index in range(count):
+        words = {"delta": {"content": said}} if chat else {"text": said}
+        events.append({**base, "choices": [{"index": index, **words, "finish_reason": None}]})
+        events.append(
+            {
+                **base,
+                "choices": [
+                    {"index": index, **({"delta": {}} if chat else {"text": ""}), "finish_reason": "stop"}
+                ],
+            }
+        )
+    if body.get("stream_options"):
+        used = {"prompt_tokens": 5, "completion_tokens": 3 * count, "total_tokens": 5 + 3 * count}
+        events.append(
+            {**base, "choices": [], "usage": used | {"prompt_tokens_details": {"cached_tokens": 1}}}
+        )
+    content = sse(*events, "[DONE]")
+    writer.write(b"HTTP/1.1 200 -\r\nContent-Type: text/event-stream\r\n")
+    writer.write(b"Content-Length: %d\r\n\r\n" % len(content) + content)
+
+
+async def test_several_prompts_are_one_answer() -> None:
+    """LANE-01: as OpenAI numbers them, with the tokens of all."""
+    async with open_gateway(echo, catalog=TWO_SLOTS) as opened:
+        answer = (await opened.ask("/v1/completions", {"model": "a", "prompt": ["x", "y", "z"], "n": 2})).json
+        assert [(each["index"], each["text"]) for each in answer["choices"]] == [
+            (0, '"x"'), (1, '"x"'), (2, '"y"'), (3, '"y"'), (4, '"z"'), (5, '"z"'),
+        ]  # fmt: skip
+        used = {"prompt_tokens": 15, "completion_tokens": 18, "total_tokens": 33}
+        assert answer["usage"] == used | {"prompt_tokens_details": {"cached_tokens": 3}}
+        tokens = (await opened.ask("/v1/completions", {"model": "a", "prompt": [[1, 2], [3]]})).json
+        assert [each["text"] for each in tokens["choices"]] == ["[1, 2]", "[3]"]
+        one = (await opened.ask("/v1/completions", {"model": "a", "prompt": [1, 2]})).json
+        assert [each["text"] for each in one["choices"]] == ["[1, 2]"]
+        await opened.until_idle()
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+async def test_more_choices_than_slots_take_several_runs(path: str) -> None:
+    """LANE-01: and the prompt counts once."""
+    async with open_gateway(echo, catalog=TWO_SLOTS) as opened:
+        body = (
+            {"model": "a", "prompt": "x", "n": 5}
+            if path == "/v1/completions"
+            else {"model": "a", "messages": [{"role": "user", "content": "x"}], "n": 5}
+        )
+        answer = (await opened.ask(path, body)).json
+        assert [each["index"] for each in answer["choices"]] == [0, 1, 2, 3, 4]
+        assert answer["usage"]["prompt_tokens"] == 5 and answer["usage"]["completion_tokens"] == 15
+        assert [asked.json["n"] for asked in opened.peer.asked] == [2, 2, 1]
+
+
+async def test_their_stream_is_one_stream_to_a_real_client() -> None:
+    """LANE-01: one id, one end, tokens once, for OpenAI's own client."""
+    async with open_gateway(echo, catalog=TWO_SLOTS) as opened:
+        async with openai.AsyncOpenAI(base_url=f"{opened.url}/v1", api_key="x") as client:
+            stream = await client.completions.create(
+                model="a", prompt=["x", "y"], n=3, stream=True, stream_options={"include_usage": True}
+            )
+            chunks = [chunk async for chunk in stream]
+        texts: dict[int, str] = {}
+        for chunk in chunks:
+            for choice in chunk.choices:
+                texts[choice.index] = texts.get(choice.index, "") + choice.text
+        assert texts == {0: '"x"', 1: '"x"', 2: '"x"', 3: '"y"', 4: '"y"', 5: '"y"'}
+        assert len({chunk.id for chunk in chunks}) == 1
+        assert [chunk.usage.total_tokens for chunk in chunks if chunk.usage] == [28]
+        await opened.until_idle()
+
+
+async def test_a_run_that_fails_ends_the_answer() -> None:
+    """LANE-01: before the first byte as a refusal, after it as an event; no further run is made."""
+    async with open_gateway(echo, catalog=TWO_SLOTS) as opened:
+        assert (
+            await opened.ask("/v1/completions", {"model": "a", "prompt": ["x", "break", "y"]})
+        ).status == 400
+        body = {"model": "a", "prompt": ["x", "break", "y"], "stream": True}
+        answer = await opened.ask("/v1/completions", body)
+        assert (
+            answer.status == 200
+            and b'"error"' in answer.body.splitlines()[-2]
+            and b"[DONE]" not in answer.body
+        )
+        assert [asked.json["prompt"] for asked in opened.peer.asked[-2:]] == ["x", "break"]
+        await opened.until_idle()
+
+
+async def test_null_fields_do_not_reach_the_engine() -> None:
+    """LANE-01: engines refuse what OpenAI takes for left out."""
+    async with open_gateway(echo, catalog=TWO_SLOTS) as opened:
+        body = {"model": "a", "prompt": "x", "stop": None, "logprobs": None, "n": None}
+        assert (await opened.ask("/v1/completions", body)).status == 200
+        assert not {"stop", "logprobs", "n"} & opened.peer.asked[-1].json.keys()
+
+
+@given(st.integers(1, 32), st.integers(1, 8), st.integers(0, 5))
+def test_every_choice_is_asked_for_once(count: int, places: int, prompts: int) -> None:
+    """LANE-01"""
+    prompt: object = [f"p{place}" for place in range(prompts)] if prompts else "x"
+    try:
+        runs = runs_of({"prompt": prompt, "n": count}, places)
+    except RequestError:
+        return
+    indexes = [run.first_index + at for run in runs for at in range(int(str(run.body["n"])))]
+    assert indexes == list(range(count * max(1, prompts)))
+    assert all(int(str(run.body["n"])) <= places for run in runs) or len(runs) == 1

@@ -1,0 +1,147 @@
+"""Websockets to engines that speak through them: in a turn, both ways, and to the end of either side."""
+
+import asyncio
+import base64
+import hashlib
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from support.eventually import eventually
+from support.open_gateway import CATALOG, OpenGateway, open_gateway
+from watchbill.catalog import ApiKey, Server
+from watchbill.engines.base import Endpoint
+
+KEY = base64.b64encode(b"0123456789abcdef").decode()
+ACCEPT = base64.b64encode(
+    hashlib.sha1(f"{KEY}258EAFA5-E914-47DA-95CA-C5AB0DC85B11".encode()).digest()
+).decode()
+
+
+class Realtime:
+    """An engine that consents to every handshake and says everything back in capitals."""
+
+    def __init__(self) -> None:
+        self.heads: list[str] = []
+        self.open = 0
+        self.port = 0
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.open += 1
+        try:
+            head = (await reader.readuntil(b"\r\n\r\n")).decode()
+            self.heads.append(head)
+            if "upgrade: websocket" not in head.lower():
+                writer.write(b"HTTP/1.1 404 -\r\nContent-Length: 0\r\n\r\n")
+                return
+            told = (
+                f"HTTP/1.1 101 -\r\nUpgrade: websocket\r\nSec-WebSocket-Accept: {ACCEPT}\r\nX-Own: 1\r\n\r\n"
+            )
+            writer.write(told.encode() + b"welcome ")
+            while piece := await reader.read(2**16):
+                if piece == b"bye":
+                    return
+                writer.write(piece.upper())
+                await writer.drain()
+        except ConnectionError:
+            pass
+        finally:
+            self.open -= 1
+            writer.close()
+
+
+@asynccontextmanager
+async def realtime(server: Server | None = None) -> AsyncIterator[tuple[OpenGateway, Realtime]]:
+    engine = Realtime()
+    listening = await asyncio.start_server(engine.serve, "127.0.0.1", 0)
+    engine.port = listening.sockets[0].getsockname()[1]
+    async with open_gateway(catalog=CATALOG, server=server) as opened:
+        opened.engine.endpoint = Endpoint("127.0.0.1", engine.port)
+        yield opened, engine
+        await eventually(lambda: engine.open == 0)
+    listening.close()
+
+
+async def connect(
+    opened: OpenGateway, path: str = "/v1/realtime?model=a", **headers: str
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter, str]:
+    reader, writer = await opened.connect()
+    asked = {
+        "Host": "127.0.0.1", "Upgrade": "websocket", "Connection": "Upgrade", "Sec-WebSocket-Key": KEY,
+        "Sec-WebSocket-Version": "13", **{name.replace("_", "-"): value for name, value in headers.items()},
+    }  # fmt: skip
+    lines = "".join(f"{name}: {value}\r\n" for name, value in asked.items())
+    writer.write(f"GET {path} HTTP/1.1\r\n{lines}\r\n".encode())
+    async with asyncio.timeout(10):
+        return reader, writer, (await reader.readuntil(b"\r\n\r\n")).decode()
+
+
+async def test_bytes_pass_both_ways_in_a_turn() -> None:
+    """LANE-01: the handshake is the engine's own, the turn lasts as long as the connection."""
+    async with realtime() as (opened, engine):
+        reader, writer, head = await connect(opened, "/v1/realtime?model=alias/of-a&voice=x")
+        assert head.startswith("HTTP/1.1 101 ") and f"Sec-WebSocket-Accept: {ACCEPT}" in head
+        assert "X-Watchbill-Model: a" in head and "X-Own" not in head
+        assert "voice=x" in engine.heads[0].splitlines()[0]
+        assert await reader.readexactly(8) == b"welcome "
+        sent = bytes(range(97, 123)) * 40_000  # more than any buffer holds
+        writer.write(sent)
+        assert await reader.readexactly(len(sent)) == sent.upper()
+        assert opened.count("running") == 1
+        writer.write(b"bye")
+        assert await reader.read() == b""
+        await opened.until_idle()
+
+
+async def test_a_client_that_leaves_frees_the_engine() -> None:
+    """R16"""
+    async with realtime() as (opened, engine):
+        _, writer, _ = await connect(opened)
+        await eventually(lambda: opened.count("running") == 1)
+        writer.transport.abort()
+        await opened.until_idle()
+        await eventually(lambda: engine.open == 0)
+
+
+async def test_a_lanes_timeout_ends_it() -> None:
+    """LANE-07: no turn lasts for ever."""
+    async with realtime() as (opened, _):
+        reader, _, head = await connect(opened, "/lane/brief/v1/realtime?model=a")
+        assert " 101 " in head
+        async with asyncio.timeout(10):
+            assert await reader.read() == b"welcome "
+        await opened.until_idle()
+
+
+async def test_the_key_of_a_browser_stays_here() -> None:
+    """R44: the key that opens our door is not shown to an engine."""
+    async with realtime(Server(keys=(ApiKey("me", "k" * 16),))) as (opened, engine):
+        secret = "k" * 16
+        _, writer, head = await connect(
+            opened,
+            Sec_WebSocket_Protocol=f"realtime, openai-insecure-api-key.{secret}",
+        )
+        assert " 101 " in head and secret not in engine.heads[0]
+        assert "Sec-WebSocket-Protocol: realtime\r\n" in engine.heads[0]
+        writer.close()
+        _, _, refused = await connect(opened)
+        assert " 401 " in refused
+
+
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [("/v1/realtime", 400), ("/v1/realtime?model=nope", 404), ("/v1/models", 200), ("/v1/other", 404)],
+)
+async def test_other_addresses_pass_over_the_proposal(path: str, status: int) -> None:
+    """LANE-01: as before, plain HTTP."""
+    async with realtime() as (opened, _):
+        _, _, head = await connect(opened, path)
+        assert head.startswith(f"HTTP/1.1 {status} ")
+
+
+async def test_the_address_without_a_websocket_says_what_it_is() -> None:
+    """LANE-01"""
+    async with realtime() as (opened, _):
+        answer = await opened.ask("/v1/realtime?model=a")
+        assert answer.status == 400 and "websocket" in str(answer.json["error"])
