@@ -18,7 +18,7 @@ LOCK = $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generat
 EXTRAS = --extra fast --extra local --extra nats --extra schema --extra sign
 
 .DEFAULT_GOAL := help
-.PHONY: help python setup setup-dev up test check docs bench torture lock clean
+.PHONY: help python setup setup-dev up test check check-clients docs bench torture lock clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -44,6 +44,10 @@ check: setup-dev ## lint, format, types, known vulnerabilities
 	@$(BIN)/ruff format --check
 	@$(BIN)/basedpyright
 	@$(BIN)/python tools/audit.py
+
+check-clients: setup-dev ## clients of npm against a gateway: needs node, fetches some 650 MB once
+	@cd tests/clients && npm ci --no-audit --no-fund
+	@$(BIN)/python -m pytest tests/clients $(ARGS)
 
 docs: python ## write the list of modules in docs/structure.md anew
 	@"$(PYTHON)" tools/structure.py
