@@ -155,7 +155,8 @@ async def test_claude_code(tmp_path: Path) -> None:
     async with open_gateway(working, catalog=CATALOG) as opened:
         out = await run(
             str(HERE / "node_modules/.bin/claude"), "-p", f"Say {WORD}", "--allowedTools", "Bash(echo:*)",
-            "--model", "a", folder=tmp_path, ANTHROPIC_BASE_URL=opened.url.rstrip("/"), ANTHROPIC_API_KEY="x", ANTHROPIC_MODEL="a",
-            ANTHROPIC_SMALL_FAST_MODEL="a", CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC="1", DISABLE_AUTOUPDATER="1",
+            "--model", "a", folder=tmp_path, ANTHROPIC_BASE_URL=opened.url.rstrip("/"), ANTHROPIC_API_KEY="x",
+            ANTHROPIC_MODEL="a", ANTHROPIC_SMALL_FAST_MODEL="a", CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC="1",
+            DISABLE_AUTOUPDATER="1",
         )  # fmt: skip
         assert out.strip() == "It came back"
