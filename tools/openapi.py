@@ -85,7 +85,7 @@ SHAPES: dict[str, Shape] = {
         measured=maybe(WHOLE), abilities=listed(TEXT), asleep=maybe(WHOLE),
         devices=table(WHOLE), in_flight=WHOLE, beside=WHOLE, queued=WHOLE, loads=WHOLE, evictions=WHOLE,
         pid=maybe(WHOLE), reason=maybe(TEXT), trouble=maybe(TEXT),
-        absence={"anyOf": [ref("Absence"), {"type": "null"}]}, permanent=FLAG,
+        absence={"anyOf": [ref("Absence"), {"type": "null"}]}, permanent=FLAG, pinned=FLAG,
         load_ms=WHOLE, load_is_guess=FLAG, wake_ms=maybe(WHOLE), service_ms=WHOLE, service_is_guess=FLAG,
         idle_left_ms=maybe(WHOLE), retry_ms=maybe(WHOLE),
     ),
@@ -141,6 +141,22 @@ SHAPES: dict[str, Shape] = {
     ),
     "Requests": record(requests=listed(ref("Request"))),
     "Cancelled": record(message=TEXT, id=TEXT),
+    "JournalLine": record(
+        t=TEXT, event=TEXT, model=maybe(TEXT), device=maybe(TEXT), reason=TEXT, ms=maybe(WHOLE), bytes=maybe(WHOLE),
+        request=maybe(TEXT),
+    ),
+    "JournalLines": record(lines=listed(ref("JournalLine")), whole=FLAG),
+    "LogLines": record(model=TEXT, lines=listed(TEXT)),
+    "Poison": record(
+        total=WHOLE, events=listed(record(
+            event=TEXT, events=WHOLE, attempt=WHOLE, bytes=WHOLE, age_ms=WHOLE, reason=maybe(TEXT), content=TEXT,
+        )),
+    ),
+    "Plans": record(
+        coordinator=record(host=TEXT, pid=WHOLE, epoch=WHOLE, is_dead=FLAG, silent_ms=WHOLE),
+        agents=table({"type": "object"}), batches=listed({"type": "object"}),
+    ),
+    "Requeued": record(message=TEXT, moved=WHOLE),
     "Explanation": record(
         model=TEXT, state=TEXT, absent_because=maybe(TEXT), verdict=TEXT, reason=TEXT, companions=table(TEXT),
         served_by=maybe(TEXT), tier={"enum": ["local", "peer", "burst", "external", None]}, sites=table(TEXT),
@@ -228,6 +244,7 @@ SHAPES: dict[str, Shape] = {
 
 NOTHING = asked()
 EVICT = asked(force=FLAG)
+PIN = asked(pinned=FLAG)
 CLAIM = asked(
     ("device",), device=TEXT, for_={"type": "string", "maxLength": 200}, pid={"type": "integer", "minimum": 1},
     hours={"type": "number", "exclusiveMinimum": 0, "maximum": 168},
@@ -243,6 +260,7 @@ DOOR = asked(
 )  # fmt: skip
 USER = asked(user=WHOLE)
 LEASE = asked(("model",), model=TEXT)
+REQUEUE = asked(event=TEXT)
 RENEW = asked(("device",), device=TEXT)
 #: The fields of docs/responses.md, as far as they have a plain shape.
 RESPONSE = asked(
@@ -334,6 +352,40 @@ ADDRESSES: tuple[tuple[str, str, str, Shape | None, str, tuple[str, ...]], ...] 
         "Explanation",
         ("?model", "?with?"),
     ),
+    (
+        "get",
+        "/wb/v1/live",
+        "What the page shows: all of it, then what changed.",
+        None,
+        "text/event-stream",
+        (),
+    ),
+    (
+        "get",
+        "/wb/v1/journal",
+        "Lines of the journal, the newest first.",
+        None,
+        "JournalLines",
+        ("?text?", "?about?", "?hours?", "?lines?"),
+    ),
+    (
+        "get",
+        "/wb/v1/models/{name}/log",
+        "The end of its engine's log.",
+        None,
+        "LogLines",
+        ("name", "?lines?"),
+    ),
+    ("get", "/wb/v1/plans", "Coordinator, agents, and the last batches of plans.", None, "Plans", ()),
+    ("get", "/wb/v1/spools/{name}/poison", "Its oldest poisoned events.", None, "Poison", ("name",)),
+    (
+        "post",
+        "/wb/v1/spools/{name}/requeue",
+        "Poisoned events go back into the queue.",
+        REQUEUE,
+        "Requeued",
+        ("name",),
+    ),
     ("post", "/wb/v1/leases", "A peer asks for a lease.", LEASE, "LeaseGiven", ()),
     ("post", "/wb/v1/leases/{id}/renew", "The peer lives.", None, "LeaseRenewed", ("id",)),
     ("delete", "/wb/v1/leases/{id}", "The peer gives it back.", None, "LeaseEnded", ("id",)),
@@ -342,6 +394,7 @@ ADDRESSES: tuple[tuple[str, str, str, Shape | None, str, tuple[str, ...]], ...] 
     ("delete", "/wb/v1/requests/{id}", "Cancels a request.", None, "Cancelled", ("id",)),
     ("post", "/wb/v1/models/{name}/load", "Brings a model into memory.", NOTHING, "ModelDone", ("name",)),
     ("post", "/wb/v1/models/{name}/evict", "Takes a model out of memory.", EVICT, "Evicted", ("name",)),
+    ("post", "/wb/v1/models/{name}/pin", "Whether it stays in memory.", PIN, "ModelDone", ("name",)),
     ("post", "/wb/v1/config/reload", "Reads the config again.", NOTHING, "Reloaded", ()),
     ("post", "/wb/v1/maintenance", "Empties a device and keeps it.", CLAIM, "DeviceDone", ()),
     ("post", "/wb/v1/maintenance/renew", "The holder still lives.", RENEW, "DeviceDone", ()),
@@ -389,6 +442,7 @@ FOREIGN: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("reranking", "post", ("/v1/rerank", "/v1/reranking", "/v2/rerank", "/rerank", "/reranking")),
     ("llama.cpp", "post", ("/infill", "/tokenize", "/detokenize", "/apply-template")),
     ("llama.cpp", "get", ("/props", "/slots")),
+    ("page", "get", ("/page/{name}",)),
 )  # fmt: skip
 _VARIABLE = re.compile(r"\{(\w+)\}")
 _JSON = "application/json"

@@ -373,6 +373,28 @@ EVENT_STREAMS_MAX = 32
 EVENT_STREAMS_KEY_MAX = 8
 EVENT_STREAMS_ADMIN_RESERVE = 8
 EVENT_HEARTBEAT_MS = 15_000
+#: The page: how often those who watch are told what changed, unless making a picture takes more than this share of
+#: the time; how many requests and lines of the journal a picture has; how far a reader may fall behind before it
+#: gets a whole picture again.
+LIVE_EVERY_MS = 500
+LIVE_SHARE_MAX = 0.03
+LIVE_REQUESTS_MAX = 100
+LIVE_LINES_MAX = 100
+LIVE_MESSAGES_WAITING_MAX = 16
+#: A search in the journal: lines that are answered, bytes that are read from the end of its files, and how far back.
+JOURNAL_FOUND_MAX = 5_000
+JOURNAL_SEARCHED_BYTES_MAX = 64 * 2**20
+JOURNAL_BLOCK_BYTES = 2**17
+JOURNAL_SEARCHED_HOURS_MAX = 24 * 31
+#: The end of an engine's log, as it is shown over HTTP.
+LOG_SHOWN_LINES_MAX = 500
+#: Batches of plans that the page shows, tasks of each, and how often the folder is read for it.
+PLAN_BATCHES_SHOWN = 12
+PLAN_NODES_SHOWN = 120
+PLAN_LOOK_MS = 1_000
+#: Events of a spool that are listed, and of how much of each is shown.
+SPOOL_LISTED_MAX = 100
+SPOOL_EVENT_SHOWN_BYTES_MAX = 64 * 2**10
 #: The time for running answers at shutdown; the daemon promises to be gone within 30 s.
 DRAIN_MS = 20_000
 DRAIN_LAST_MS = 2_000
@@ -406,6 +428,8 @@ CONFIG_LOOK_MS = 2_000
 TALLY_MAX = 2048
 #: This many requests of a list get a current forecast: one takes a fraction of a millisecond, and lines may be long.
 FORECASTS_MAX = 100
+#: The same where the list is made twice a second.
+FORECASTS_ON_SCREEN_MAX = 20
 
 # ------------------------------------------------------------------ engines that are not our processes
 

@@ -44,6 +44,17 @@ class Listener:
         self._lines.clear()
         self._news.set()
 
+    def drain(self) -> list[dict[str, object]]:
+        """The lines that are there, without waiting."""
+        lines = list(self._lines)
+        self._lines.clear()
+        return lines
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it gets no more lines."""
+        return self._ended
+
     def __aiter__(self) -> Self:
         return self
 

@@ -171,6 +171,12 @@ class Metrics:
         """Counts a timer of the event loop that fired `ms` late."""
         self._lag.observe(ms / 1000)
 
+    def answered(self) -> dict[str, int]:
+        """How many requests of each lane were answered since the start."""
+        if self.gather is not None:
+            self.gather()
+        return {lane: round(count) for (lane, outcome), count in self._requests.items() if outcome == "ok"}
+
     def thrash_ratio(self) -> float:
         """The share of the busy time that went into loading instead of answering."""
         busy = self._loading_ms + self._serving_ms
@@ -231,6 +237,9 @@ class _Counter:
 
     def add(self, amount: float, *labels: str) -> None:
         self._sums[labels] = self._sums.get(labels, 0.0) + amount
+
+    def items(self) -> list[tuple[tuple[str, ...], float]]:
+        return list(self._sums.items())
 
     def family(self) -> Steps[Metric]:
         family = CounterMetricFamily(self._name, self._text, labels=self._labels)

@@ -164,13 +164,6 @@ async def test_a_model_that_somebody_else_uses_is_not_unloaded_under_them() -> N
         await eventually(lambda: opened.driver.status()["models"]["smol"]["state"] == "absent")
 
 
-async def test_a_browser_is_told_where_to_look() -> None:
-    """api.md: a browser gets another page at /."""
-    async with open_gateway(catalog=CATALOG_HERE) as opened:
-        answer = await opened.ask("/", headers={"Accept": "text/html,*/*"})
-        assert answer.status == 200 and b"Watchbill" in answer.body
-
-
 async def test_a_prompt_is_counted_whole_however_much_of_it_the_engine_remembered() -> None:
     """api.md: a real Ollama counts so (11 in chat_stream and in chat_nostream after it), and clients bill by it."""
     usage = {"prompt_tokens": 11, "completion_tokens": 2, "total_tokens": 13}

@@ -13,23 +13,14 @@ from watchbill import limits
 from watchbill.cli.fleet_root import open_fleet
 from watchbill.cli.plan_checking import WRONG, read_with_bash, tell
 from watchbill.cli.plan_submitting import read_inputs
-from watchbill.cli.plan_views import (
-    BatchView,
-    coordinator_of,
-    follow,
-    limits_fields,
-    overview,
-    overview_fields,
-    show_batch,
-    show_overview,
-    wait,
-)  # fmt: skip
+from watchbill.cli.plan_views import follow, show_batch, show_overview, wait
 from watchbill.cli.terminal import Column, Terminal, plain
 from watchbill.errors import OursError
 from watchbill.fleet import places
 from watchbill.fleet.disk import FolderDisk
 from watchbill.fleet.ledger import Effect, Ledger, Phase
 from watchbill.fleet.opening import reopening
+from watchbill.fleet.overview import BatchView, coordinator_of, limits_fields, overview, overview_fields
 from watchbill.fleet.progress import BatchProgress, BatchState
 from watchbill.fleet.reading import BatchPlace, Follower, batches_of, find_batch
 from watchbill.fleet.requests import Reopening, ask_to_cancel, ask_to_reopen

@@ -18,11 +18,11 @@ from watchbill import limits
 from watchbill.cli.fleet_root import find_fleet
 from watchbill.cli.plan_agents import Agents
 from watchbill.cli.plan_checking import WRONG, find_plan, read_with_bash, tell
-from watchbill.cli.plan_views import coordinator_of
 from watchbill.cli.terminal import Terminal, plain
 from watchbill.errors import OursError
 from watchbill.fleet import places
 from watchbill.fleet.disk import FolderDisk
+from watchbill.fleet.overview import coordinator_of
 from watchbill.fleet.places import make_fleet
 from watchbill.plans.batch import (
     BelowRoot,

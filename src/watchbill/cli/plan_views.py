@@ -3,31 +3,20 @@
 import json as jsonlib
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 
 from watchbill import limits
 from watchbill.cli.terminal import Column, Part, Terminal, plain
-from watchbill.files.atomic import NotAFile
-from watchbill.files.host import boot_id
 from watchbill.fleet import places
-from watchbill.fleet.board import Board, Holdings
-from watchbill.fleet.disk import FolderDisk
 from watchbill.fleet.entries import Cause
-from watchbill.fleet.heartbeat import HELD, Heartbeat, HeldWhy, OnHold, Pulse, heartbeats, kernel_says
-from watchbill.fleet.permissions import load_book
-from watchbill.fleet.progress import BatchProgress, BatchState, TaskLine, TaskStage, progress_of
-from watchbill.fleet.reading import BatchPlace, Follower, batches_of, refusal_of
-from watchbill.fleet.requests import has_request
+from watchbill.fleet.heartbeat import HELD, HeldWhy, OnHold
+from watchbill.fleet.overview import BatchView, Overview, coordinator_of, short_fields
+from watchbill.fleet.progress import BatchProgress, BatchState, TaskLine, TaskStage
 from watchbill.fleet.rules import FILE, SandboxRules
-from watchbill.fleet.values import Fields, fields_of
 from watchbill.units import format_bytes, format_millis
 
-__all__ = [
-    "BatchView", "coordinator_of", "follow", "limits_fields", "overview", "overview_fields", "show_batch",
-    "show_overview", "told_hold", "wait",
-]  # fmt: skip
+__all__ = ["follow", "show_batch", "show_overview", "told_hold", "wait"]
 
 _STYLES = {
     BatchState.COMPLETE: "green", BatchState.PARTIAL: "yellow", BatchState.FAILED: "red", BatchState.REFUSED: "red",
@@ -40,86 +29,7 @@ _PARTS = {
 _BAR_CELLS = 40
 
 
-# ------------------------------------------------------------------ coordinator and agents
-
-
-@dataclass(frozen=True, slots=True)
-class CoordinatorView:
-    """The coordinator of the folder, by its own record."""
-
-    host: str = ""
-    pid: int = 0
-    epoch: int = 0
-    is_dead: bool = (
-        True  # known to be dead, or there never was one; a coordinator of another machine may be alive
-    )
-
-    silent_ms: int = 0  # since its record was last written, by this machine's clock
-
-    def fields(self) -> dict[str, object]:
-        return {
-            "host": self.host, "pid": self.pid, "epoch": self.epoch, "is_dead": self.is_dead,
-            "silent_ms": self.silent_ms,
-        }  # fmt: skip
-
-
-def coordinator_of(disk: FolderDisk) -> CoordinatorView:
-    """The present coordinator, as far as a single look can tell."""
-    try:
-        fields = fields_of(disk.read(places.COORDINATOR, limits.FLEET_FILE_BYTES_MAX))
-    except (FileNotFoundError, ValueError, NotAFile):
-        return CoordinatorView()
-    pulse = Pulse.of(fields)
-    is_dead, silent_ms = _is_known_dead(pulse), _age_ms(disk.root / places.COORDINATOR)
-    return CoordinatorView(fields.text("host"), pulse.pid, fields.whole("epoch"), is_dead, silent_ms)
-
-
-def _age_ms(file: Path) -> int:
-    """How old a file is, as far as the clocks agree."""
-    try:
-        return max(0, round((time.time() - file.stat().st_mtime) * 1000))
-    except FileNotFoundError:
-        return 0
-
-
-def _is_known_dead(pulse: Pulse) -> bool:
-    return pulse.boot_id == boot_id() and not kernel_says(pulse.pid, pulse.start_time)
-
-
-@dataclass(frozen=True, slots=True)
-class AgentView:
-    """An agent as its last heartbeat shows it."""
-
-    name: str
-    state: str
-    running: int
-    is_dead: bool
-    constraints: list[object]
-    sandbox: str = ""
-    hold: OnHold | None = None
-
-    def fields(self) -> dict[str, object]:
-        return {
-            "state": self.state,
-            "running": self.running,
-            "is_dead": self.is_dead,
-            "constraints": self.constraints,
-            "sandbox": self.sandbox,
-            "hold": None if self.hold is None else self.hold.fields(),
-        }
-
-
-def _agents(disk: FolderDisk, holdings: Holdings) -> list[AgentView]:
-    return [_agent(name, each, holdings) for name, each in heartbeats(disk).items()]
-
-
-def _agent(name: str, heartbeat: Heartbeat, holdings: Holdings) -> AgentView:
-    fields = Fields(heartbeat.values)
-    running = len(holdings.processing.get(name, ()))
-    return AgentView(
-        name, fields.text("state"), running, _is_known_dead(heartbeat.pulse), fields.items("constraints"),
-        fields.text("sandbox"), heartbeat.hold,
-    )  # fmt: skip
+# ------------------------------------------------------------------ agents
 
 
 def told_hold(root: Path, agent: str, hold: OnHold) -> str:
@@ -134,76 +44,6 @@ def told_hold(root: Path, agent: str, hold: OnHold) -> str:
 
 
 # ------------------------------------------------------------------ one batch
-
-
-class BatchView:
-    """One batch, read repeatedly."""
-
-    def __init__(self, disk: FolderDisk, place: BatchPlace) -> None:
-        self._disk = disk
-        self._place = place
-        self._follower = Follower(disk, place)
-
-    def look(self) -> BatchProgress:
-        """Its present progress."""
-        is_to_go_on = has_request(
-            self._disk, self._place.batch
-        )  # before the journal: it is in one of the two
-        ledger = self._follower.read()
-        if ledger.is_open:
-            living = {name: beat for name, beat in heartbeats(self._disk).items() if beat.may_live}
-            found = progress_of(ledger, Board(self._disk).look_around(), living)
-            return replace(found, state=BatchState.RUNNING) if is_to_go_on else found
-        found = _without_journal(self._disk, self._place)
-        if found.state is BatchState.NOT_SUBMITTED and self._follower.read().is_open:
-            return self.look()  # opened between the two looks
-        return found
-
-    @property
-    def root(self) -> Path:
-        """The shared folder."""
-        return self._disk.root
-
-    @property
-    def disk(self) -> FolderDisk:
-        """The way to read it."""
-        return self._disk
-
-    @property
-    def limits(self) -> SandboxRules:
-        """What a task of the batch may have at most."""
-        return load_book(self.root, self._place.plan).sandbox
-
-    @property
-    def refusal(self) -> str:
-        """Why it was refused; "" where it was not."""
-        return refusal_of(self._disk, f"{self._place.batch}.json")
-
-
-def _without_journal(disk: FolderDisk, place: BatchPlace) -> BatchProgress:
-    """A batch that no coordinator has opened, or that retention has reduced to its summary."""
-    refusal = refusal_of(disk, f"{place.batch}.json")
-    try:
-        fields = fields_of(disk.read(f"{place.folder}/RUN_SUMMARY.json", limits.SLIP_BYTES_MAX))
-    except (FileNotFoundError, ValueError, NotAFile):
-        state = BatchState.REFUSED if refusal else _submitted(disk, place.batch)
-        return BatchProgress(place.batch, place.plan, state, {}, [])
-    listed = fields.mapping("counts")
-    counts = {
-        stage: value for stage in TaskStage if isinstance(value := listed.get(stage.value), int) and value
-    }
-    outcome = fields.text("outcome")
-    state = next((each for each in BatchState if each.value == outcome), BatchState.FAILED)
-    if fields.flag("is_cancelled"):
-        state = BatchState.CANCELLED
-    return BatchProgress(place.batch, place.plan, state, counts, [])
-
-
-def _submitted(disk: FolderDisk, batch: str) -> BatchState:
-    """Whether a batch without a journal waits for a coordinator, or was never submitted as a whole."""
-    # The inbox first: a coordinator moves the file from there to the active ones.
-    is_there = any(f"{batch}.json" in disk.names(folder) for folder in (places.INBOX, places.ACTIVE))
-    return BatchState.SUBMITTED if is_there else BatchState.NOT_SUBMITTED
 
 
 def show_batch(view: BatchView, terminal: Terminal, *, tasks_max: int) -> BatchProgress:
@@ -323,7 +163,7 @@ def follow(view: BatchView, terminal: Terminal, *, json: bool) -> BatchProgress:
         if not json and held != frozenset(progress.held):
             held = frozenset(progress.held)
             terminal.show(*_told_holds(progress, view.root))
-        line = jsonlib.dumps(_short(progress)) if json else _one_line(progress, terminal)
+        line = jsonlib.dumps(short_fields(progress)) if json else _one_line(progress, terminal)
         if line != last:
             terminal.show(line)
             last = line
@@ -343,53 +183,12 @@ def wait(view: BatchView, timeout_s: float | None) -> BatchProgress:
         time.sleep(min(limits.CLI_FOLLOW_S, left_s))
 
 
-def _short(progress: BatchProgress) -> dict[str, object]:
-    return {key: value for key, value in progress.fields().items() if key != "tasks"}
-
-
 def _one_line(progress: BatchProgress, terminal: Terminal) -> str:
     state = terminal.mark(progress.state.value, _STYLES[progress.state])
     return f"{progress.done:,} of {progress.total:,}  {state}: {_counted(progress)}{_times(progress)}"
 
 
 # ------------------------------------------------------------------ all of them
-
-
-@dataclass(frozen=True, slots=True)
-class Overview:
-    """The fleet at one moment."""
-
-    root: Path
-    coordinator: CoordinatorView
-    agents: list[AgentView]
-    batches: list[BatchProgress]
-    limits: SandboxRules  # of every task; those of a plan may be tighter
-
-
-def overview(root: Path, disk: FolderDisk, batches_max: int) -> Overview:
-    """Coordinator, agents, and the batches that run and the last ones that ended."""
-    places_found = batches_of(disk)
-    active = [each for each in places_found if each.is_active or each.is_submitted]
-    rest = [each for each in places_found if each not in active][-batches_max:]
-    holdings = Board(disk).look_around()
-    progress = [BatchView(disk, each).look() for each in sorted([*active, *rest])]
-    return Overview(
-        root, coordinator_of(disk), _agents(disk, holdings), progress, load_book(root, "").sandbox
-    )
-
-
-def overview_fields(found: Overview) -> dict[str, object]:
-    """Its JSON."""
-    return {
-        "root": str(found.root), "coordinator": found.coordinator.fields(),
-        "agents": {each.name: each.fields() for each in found.agents}, "limits": limits_fields(found.limits),
-        "batches": [_short(each) for each in found.batches],
-    }  # fmt: skip
-
-
-def limits_fields(rules: SandboxRules) -> dict[str, object]:
-    """The limits of a task as JSON; null where there is none."""
-    return {"memory_bytes": rules.memory_bytes or None, "processes": rules.processes or None}
 
 
 def _told_limits(rules: SandboxRules) -> Iterable[str]:

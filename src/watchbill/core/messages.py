@@ -514,6 +514,7 @@ class Check(Action, frozen=True):
 class JournalEvent(StrEnum):
     """What a line of the journal is about. A failure of a model is a `Mishap` instead."""
 
+    START = "start"  # of the daemon: nothing is in memory
     PLAN = "plan"  # a change of residency was decided
     UNPLAN = "unplan"  # a plan was dropped
     EVICT = "evict"  # a model takes no new requests and leaves
@@ -556,6 +557,7 @@ class JournalEvent(StrEnum):
     BATCH_END = "batch_end"
     BATCHES_RESUMED = "batches_resumed"  # after a pause, which was an alert
     RELOAD = "reload"  # the config changed
+    PIN = "pin"  # the operator wants a model to stay, or no longer
     PROTECTED = "protected"  # a protected process is back
     ALERT = "alert"
 

@@ -30,6 +30,10 @@ from watchbill.gateway.http.messages import Answer, Door, Request
 from watchbill.gateway.leases import LeasesApi
 from watchbill.gateway.lending import LoansApi, MaintenanceApi
 from watchbill.gateway.native import DoorsApi, NativeApi
+from watchbill.gateway.page.files import PageFiles
+from watchbill.gateway.page.live import LiveApi
+from watchbill.gateway.page.plans import PlansApi
+from watchbill.gateway.page.records import RecordsApi, SpoolsApi
 from watchbill.gateway.passthrough import PassthroughApi
 from watchbill.gateway.process import ProcessApi
 from watchbill.gateway.request_context import RequestContext
@@ -60,8 +64,8 @@ PASSED_READS = ("/v1/audio/voices", "/props", "/slots")
 BESIDE_V1 = ("", "/api/v0", "/openai/v1", "/openai/deployments/{deployment}")
 #: Methods below /upstream.
 _EVERY_METHOD = ("GET", "POST", "PUT", "PATCH", "DELETE")
-#: A stream without an end; there is nothing to say about it without its body.
-EVENTS = "/wb/v1/events"
+#: Streams without an end; there is nothing to say about them without their body.
+EVENTS, LIVE = "/wb/v1/events", "/wb/v1/live"
 
 
 class Gateway(Services):
@@ -84,6 +88,8 @@ class Gateway(Services):
         )
         self._owns_upstream = upstream is None
         self._native = NativeApi(self)
+        self._page, self._live, self._plans = PageFiles(), LiveApi(self), PlansApi(self)
+        self._records, self._spools = RecordsApi(self), SpoolsApi(self)
         self._maintenance, self._loans, self._doors = MaintenanceApi(self), LoansApi(self), DoorsApi(self)
         self._leases = LeasesApi(self)
         self._openai = OpenAiApi(self, created_s=int(time.time()))
@@ -106,7 +112,7 @@ class Gateway(Services):
     @property
     def listeners(self) -> int:
         """How many streams of events are open."""
-        return self._native.listeners
+        return self._native.listeners + self._live.listeners
 
     async def start_batches(self) -> None:
         """Has the lines of batches answered, those that an earlier daemon left first."""
@@ -143,7 +149,7 @@ class Gateway(Services):
         heads = [
             ("HEAD", path, access, handler)
             for method, path, access, handler in asked
-            if method == "GET" and path != EVENTS
+            if method == "GET" and path not in (EVENTS, LIVE)
         ]
         return asked + heads
 
@@ -162,6 +168,7 @@ class Gateway(Services):
             ("DELETE", "/wb/v1/requests/{id}", Access.KEY, own.cancel),
             ("POST", "/wb/v1/models/{name:.+}/load", Access.ADMIN, own.load),
             ("POST", "/wb/v1/models/{name:.+}/evict", Access.ADMIN, own.evict),
+            ("POST", "/wb/v1/models/{name:.+}/pin", Access.ADMIN, own.pin),
             ("POST", "/wb/v1/config/reload", Access.ADMIN, own.reload),
             ("POST", "/wb/v1/maintenance", Access.ADMIN, lending.start),
             ("POST", "/wb/v1/maintenance/renew", Access.ADMIN, lending.renew),
@@ -187,7 +194,7 @@ class Gateway(Services):
             ("POST", "/v1/messages", Access.KEY, self._anthropic.messages),
             ("POST", "/v1/messages/count_tokens", Access.KEY, self._anthropic.count_tokens),
             *self._kept_addresses(),
-            ("GET", "/", Access.OPEN, api.root),
+            *self._page_addresses(),
             ("GET", "/api/version", Access.KEY, api.version),
             ("GET", "/api/tags", Access.KEY, api.tags),
             ("GET", "/api/ps", Access.KEY, api.ps),
@@ -235,6 +242,24 @@ class Gateway(Services):
             ("POST", "/api/blobs/{digest}", Access.ADMIN, names.put_blob),
             ("HEAD", "/api/blobs/{digest}", Access.ADMIN, names.has_blob),
         ]
+
+    def _page_addresses(self) -> list[Route]:
+        """The page, and what it shows beside the operator's calls."""
+        return [
+            ("GET", "/", Access.OPEN, self.front),
+            ("GET", "/page/{name}", Access.OPEN, self._page.file),
+            ("GET", LIVE, Access.KEY, self._live.live),
+            ("GET", "/wb/v1/journal", Access.KEY, self._records.journal),
+            ("GET", "/wb/v1/plans", Access.KEY, self._plans.plans),
+            ("GET", "/wb/v1/models/{name:.+}/log", Access.ADMIN, self._records.log),
+            ("GET", "/wb/v1/spools/{name}/poison", Access.ADMIN, self._spools.poison),
+            ("POST", "/wb/v1/spools/{name}/requeue", Access.ADMIN, self._spools.requeue),
+        ]
+
+    async def front(self, context: RequestContext) -> Answer:
+        """GET /: the page for a browser; programs look for Ollama's words."""
+        is_browser = "text/html" in context.request.headers.get("accept", "")
+        return await (self._page.index if is_browser else self._ollama.root)(context)
 
     def _kept_addresses(self) -> list[Route]:
         """Where something is kept for its caller."""

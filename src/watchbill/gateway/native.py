@@ -4,25 +4,22 @@ Answers from the driver's state; never touches an engine, so that a probe resets
 """
 
 import asyncio
-from collections import Counter
 from collections.abc import AsyncIterator
 from datetime import datetime
 from typing import TYPE_CHECKING, cast
 
 import msgspec
 
-from watchbill.catalog import PLANS_LANE, ApiKey
-from watchbill.errors import ConfigError, LaneFull, NotFound, RequestError, UnsupportedMedia
+from watchbill.catalog import PLANS_LANE
+from watchbill.errors import ConfigError, NotFound, RequestError, UnsupportedMedia
 from watchbill.gateway.answers import json_response
+from watchbill.gateway.audience import Audience
 from watchbill.gateway.http.messages import Answer, Door, Response
 from watchbill.gateway.options import read_companions
 from watchbill.gateway.request_context import RequestContext
 from watchbill.gateway.stream import StreamOut
 from watchbill.limits import (
     EVENT_HEARTBEAT_MS,
-    EVENT_STREAMS_ADMIN_RESERVE,
-    EVENT_STREAMS_KEY_MAX,
-    EVENT_STREAMS_MAX,
     PLAIN_NAME_CHARS_MAX,
     PORT_MAX,
 )
@@ -42,7 +39,7 @@ class NativeApi:
 
     def __init__(self, gateway: "Services") -> None:
         self._gateway = gateway
-        self._listeners: Counter[str | None] = Counter()  # by key
+        self._audience = Audience()
 
     async def health(self, context: RequestContext) -> Response:
         """GET /health: the process is alive."""
@@ -127,6 +124,15 @@ class NativeApi:
             {"message": said, "model": name, "waiting": self._waiting(name)}, context.lines()
         )
 
+    async def pin(self, context: RequestContext) -> Response:
+        """POST /wb/v1/models/{name}/pin with {"pinned": bool}: whether it stays in memory until the daemon ends."""
+        pinned = (await self._read(context)).get("pinned", True)
+        if not isinstance(pinned, bool):
+            raise RequestError("pinned must be true or false")
+        name = self._check_model(context.request.match["name"])
+        said = self._gateway.driver.pin(name, pinned=pinned)
+        return json_response({"message": said, "model": name}, context.lines())
+
     def _waiting(self, model: str) -> int:
         """How many requests wait for a model, by itself or as a companion: they bring it back."""
         return sum(
@@ -153,32 +159,17 @@ class NativeApi:
 
     async def events(self, context: RequestContext) -> Answer:
         """GET /wb/v1/events: the journal as it is written."""
-        self._check_listeners(context.key)
-        caller = None if context.key is None else context.key.name
-        out = StreamOut(context)
-        events = self._gateway.driver.subscribe()
-        self._listeners[caller] += 1
-        try:
+        with self._audience.enter(context.key):
+            out = StreamOut(context)
+            events = self._gateway.driver.subscribe()
             await out.open()
             await self._tell(events, out)
-        finally:
-            self._listeners[caller] -= 1
         return await out.end()
 
     @property
     def listeners(self) -> int:
         """How many follow the journal."""
-        return self._listeners.total()
-
-    def _check_listeners(self, key: ApiKey | None) -> None:
-        """Raises LaneFull when there are as many listeners as may be, in all or with this key."""
-        is_admin = key is not None and key.admin
-        if self.listeners >= EVENT_STREAMS_MAX + (EVENT_STREAMS_ADMIN_RESERVE if is_admin else 0):
-            raise LaneFull(f"there are already {self.listeners} listeners; try again when one has left")
-        if key is not None and not is_admin and self._listeners[key.name] >= EVENT_STREAMS_KEY_MAX:
-            raise LaneFull(
-                f"key {key.name} already has {EVENT_STREAMS_KEY_MAX} listeners; close one of them first"
-            )
+        return self._audience.size
 
     async def _tell(self, events: AsyncIterator[dict[str, object]], out: StreamOut) -> None:
         closing = asyncio.ensure_future(self._gateway.closing.wait())

@@ -50,6 +50,7 @@ __all__ = ["Collector", "Relay"]
 _REPEATABLE = frozenset({"connect", "closed", "truncated"})
 #: The tiers whose machines may vanish in the middle of an answer, which then goes on elsewhere or later.
 _CONTINUED = frozenset({Tier.PEER, Tier.BURST})
+_EVENT_END = b"\n\n"
 #: An attempt failed, and no turn has its number.
 _ANY_ATTEMPT = -1
 #: What the caller is told of a cut that ends its request.
@@ -98,6 +99,7 @@ class Relay:
     not_continued: set[str] = field(default_factory=set[str])  # models that were seen not to continue answers
     forced: ForcedCall | None = None  # set for one whose answer becomes a call
     status: int = 0  # until the answer's is there
+    events: int = 0  # of the answer's stream so far: an engine sends one for each token
     is_stream: bool = False  # once it is: whether the engine answers with a stream of events
     _call: Call | None = None
     _start: Start | None = None
@@ -136,6 +138,7 @@ class Relay:
         self.context.start, self.context.model = start, start.model
 
     def _listen(self, piece: bytes) -> None:
+        self.events += piece.count(_EVENT_END)
         if self.tokens is not None:
             self.tokens.feed(piece)
         if self.tap is not None:
@@ -181,6 +184,8 @@ class Relay:
                     take(piece)
                     if is_overheard:
                         self._listen(piece)
+                    else:
+                        self.events += piece.count(_EVENT_END)
                     is_over = collector is not None and collector.is_over
                     if resume is not None and not is_over and resume.is_at_boundary:
                         resume.go_on()

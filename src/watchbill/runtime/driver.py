@@ -11,11 +11,11 @@ import logging
 import os
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from watchbill import errors
+from watchbill import __version__, errors
 from watchbill.catalog import Catalog, Lane, Model, Reach
 from watchbill.core import messages as m
 from watchbill.core.forecast import can_forecast
@@ -25,6 +25,7 @@ from watchbill.core.reasons import BecameWarm
 from watchbill.errors import TheirsError
 from watchbill.journal import Journal
 from watchbill.limits import LEARNED_SAVE_MS, READY_TURN_MS
+from watchbill.listeners import Listener
 from watchbill.metrics import Metrics
 from watchbill.runtime.alerts import Alerts
 from watchbill.runtime.changes import changes
@@ -35,6 +36,7 @@ from watchbill.runtime.engines import Engines, MakeEngine
 from watchbill.runtime.explain import explain_steps
 from watchbill.runtime.knowledge import LearnedSizes, read_files
 from watchbill.runtime.lag import Lag
+from watchbill.runtime.pins import check_pin, with_pins
 from watchbill.runtime.probe_loop import ProbeLoop
 from watchbill.runtime.protected import Protected
 from watchbill.runtime.recorder import Recorder
@@ -46,6 +48,7 @@ from watchbill.runtime.views import (
     Resident,
     epochs_view,
     failure_of,
+    first_requests_view,
     leases_view,
     policy_view,
     request_view,
@@ -59,7 +62,7 @@ from watchbill.runtime.views import (
 from watchbill.steps import Steps, at_once
 from watchbill.units import format_bytes
 
-__all__ = ["Driver", "Parts"]
+__all__ = ["Driver", "Parts", "Picture"]
 
 _LOG = logging.getLogger("watchbill.driver")
 #: code -> the error class for it; the closed list that scripts match.
@@ -91,11 +94,24 @@ class Parts:
     batches: Callable[[], Mapping[str, object] | None] = lambda: None  # the same for files and batches
 
 
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """The daemon at one moment of its own clock."""
+
+    now: int
+    status: dict[str, object]
+    requests: list[dict[str, object]]  # the first of them
+    requests_open: int  # all of them
+
+
 class Driver:
     """One per daemon."""
 
     def __init__(self, catalog: Catalog, parts: Parts) -> None:
-        self.catalog = catalog  # the operator's declarations, as they are now
+        self.catalog = catalog  # the operator's declarations, as they are now, with what is pinned
+        self._declared = catalog
+        self._pinned: frozenset[str] = frozenset()
+        self.root = parts.root
         self._parts = parts
         self.metrics = Metrics(
             self.status_steps, lambda: self._core.state.late_answers, lambda: parts.alerts.counts
@@ -175,6 +191,7 @@ class Driver:
 
     async def start(self) -> None:
         """Reads the machine, then lets the core work."""
+        self._parts.journal.write(m.Note(m.JournalEvent.START, f"Watchbill {__version__} starts"))
         await self._look()
         self._parts.recorder.machine(self._core.state.ledger.readings(), self.now())
         await self.tiers.start()
@@ -297,10 +314,12 @@ class Driver:
         """The JSON of /wb/v1/status, at once."""
         return at_once(self.status_steps())
 
-    def status_steps(self) -> Steps[dict[str, object]]:
+    def status_steps(self, now: int | None = None) -> Steps[dict[str, object]]:
         """The JSON of /wb/v1/status, in steps."""
-        core, now = self._core, self.now()
-        known = yield from status_view(core.state, self._engines.warm, now, self._probe_loop.cards)
+        core, now = self._core, self.now() if now is None else now
+        known = yield from status_view(
+            core.state, self._engines.warm, now, self._probe_loop.cards, self._pinned
+        )
         lent = {"maintenance": self.claims.view(), "loans": self.claims.loans_view()}
         beside = {**lent, "spools": self._parts.spools(), "programs": self._parts.programs()}
         beside["leases"] = leases_view(core.state, now)
@@ -350,6 +369,14 @@ class Driver:
         forecasts = {id: ticket.forecast_ms for id, ticket in self._tickets.items()}
         return requests_view(self._core, forecasts, self.now())
 
+    def picture_steps(self, rows_max: int) -> Steps["Picture"]:
+        """What a screen shows, all of the same moment, in steps: the status, and the first of the open requests."""
+        now, home = self.now(), self._core.state.home
+        status = yield from self.status_steps(now)
+        forecasts = {id: ticket.forecast_ms for id, ticket in self._tickets.items()}
+        rows = yield from first_requests_view(self._core, forecasts, now, rows_max)
+        return Picture(now, status, rows, len(home))
+
     def request(self, id: str, /) -> dict[str, object] | None:
         """One open request, or None."""
         ticket = self._tickets.get(id)
@@ -378,7 +405,7 @@ class Driver:
         """Whether the scheduler runs, not merely whether a socket is open."""
         return self.now() - self._turned_at < READY_TURN_MS
 
-    def subscribe(self) -> AsyncIterator[dict[str, object]]:
+    def subscribe(self) -> Listener:
         """The journal's lines as they are written."""
         return self._parts.journal.listen()
 
@@ -406,6 +433,25 @@ class Driver:
         name = self.catalog.model_called(model).name
         loads = tuple(id for id, of in self._loads_by_hand.items() if of == name)
         return await self._commands.ask(lambda command: m.EvictAsked(command, name, force, loads, cause))
+
+    def pin(self, model: str, /, *, pinned: bool) -> str:
+        """Makes a model permanent until it is unpinned or the daemon ends; it is loaded if it is not in memory."""
+        name = self.catalog.model_called(model).name
+        if pinned:
+            check_pin(self._core.state, name, self._pinned)
+        before, self._pinned = self._pinned, self._pinned | {name} if pinned else self._pinned - {name}
+        if before == self._pinned:
+            return f"{name} is {'already' if pinned else 'not'} pinned"
+        self._declare(self._declared)
+        said = "pinned: it stays in memory" if pinned else "no longer pinned"
+        self._parts.journal.write(m.Note(m.JournalEvent.PIN, said, name))
+        return f"{name} is {said}"
+
+    def _declare(self, catalog: Catalog) -> None:
+        """Takes over what the operator declared, with what was pinned by hand."""
+        self._declared, self._pinned = catalog, self._pinned & catalog.models.keys()
+        self.catalog, self._named = with_pins(catalog, self._pinned), {}
+        self.feed(m.Reconfigured(self.catalog, self._parts.learned.recall()))
 
     async def claim(self, claim: Claim, /) -> str:
         """Empties a device for a claim, or has a loan granted."""
@@ -455,15 +501,14 @@ class Driver:
     async def reload(self, catalog: Catalog) -> list[str]:
         """Takes over a new catalog while everything runs. Returns the changes as sentences."""
         files = await asyncio.to_thread(read_files, catalog)
-        told = changes(self.catalog, catalog)
+        told = changes(self._declared, catalog)
         self._engines.reconfigure(catalog)
         self._tally.hand_on()  # under the names of the models that answered
         self._parts.learned.reconfigure(files)
         self._parts.alerts.reconfigure(catalog.alerts)
         self._probe_loop.reconfigure(catalog)
         self._protected.reconfigure(catalog)
-        self.catalog, self._named = catalog, {}
-        self.feed(m.Reconfigured(catalog, self._parts.learned.recall()))
+        self._declare(catalog)
         await self.tiers.reconfigure(catalog)
         self._parts.journal.write(m.Note(m.JournalEvent.RELOAD, "; ".join(told) or "nothing changed"))
         await self._look()

@@ -3,8 +3,9 @@
 The keys are part of the interface: `status --json` prints them unchanged.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from types import MappingProxyType
 
 from watchbill import __version__
@@ -20,7 +21,7 @@ from watchbill.core.policy import Rate, uncertainty
 from watchbill.core.reasons import Uncertainty, stalled_text
 from watchbill.core.state import State
 from watchbill.engines.base import Warm
-from watchbill.limits import FORECASTS_MAX
+from watchbill.limits import FORECASTS_MAX, FORECASTS_ON_SCREEN_MAX
 from watchbill.probes import Reading
 from watchbill.steps import Steps
 
@@ -30,6 +31,7 @@ __all__ = [
     "constraint_view",
     "epochs_view",
     "failure_of",
+    "first_requests_view",
     "hindrance",
     "leases_view",
     "loading_text",
@@ -57,13 +59,17 @@ _MISSING = {
 
 
 def status_view(
-    state: State, warm: Mapping[str, Warm], now: int, cards: Mapping[str, Reading] = MappingProxyType({})
+    state: State,
+    warm: Mapping[str, Warm],
+    now: int,
+    cards: Mapping[str, Reading] = MappingProxyType({}),
+    pinned: Collection[str] = (),
 ) -> Steps[dict[str, object]]:
     """The whole state: devices, models, lanes. A step for each model."""
     models: dict[str, object] = {}
     for name, model in list(state.models.items()):
         if state.models.get(name) is model:  # not removed from the config meanwhile
-            models[name] = _model(state, model, warm.get(name), now)
+            models[name] = _model(state, model, warm.get(name), now) | {"pinned": name in pinned}
             yield
     lanes = yield from _lanes(state, now)
     return {
@@ -354,14 +360,31 @@ def requests_view(
     core: Machine, forecasts: Mapping[str, int | None], now: int
 ) -> Steps[list[dict[str, object]]]:
     """Every request, oldest first. Only the first ones have a current forecast. A step for each."""
+    return (yield from _listed(core, list(core.state.home), forecasts, now, FORECASTS_MAX))
+
+
+def first_requests_view(
+    core: Machine, forecasts: Mapping[str, int | None], now: int, rows_max: int
+) -> Steps[list[dict[str, object]]]:
+    """At most so many requests, for a screen: those that run, then those that came first. A step for each."""
+    home = core.state.home
+    running = [id for model in core.state.models.values() for id in model.running][:rows_max]
+    known = set(running)
+    waiting = islice((id for id in home if id not in known), rows_max - len(running))
+    return (yield from _listed(core, [*running, *waiting], forecasts, now, FORECASTS_ON_SCREEN_MAX))
+
+
+def _listed(
+    core: Machine, ids: Sequence[str], forecasts: Mapping[str, int | None], now: int, forecasts_max: int
+) -> Steps[list[dict[str, object]]]:
     found: list[dict[str, object]] = []
-    for request_id in list(core.state.home):
+    for request_id in ids:
         if (view := _request_view(core.state, request_id, forecasts, now)) is not None:
             found.append(view)
         yield
     found.sort(key=lambda v: (-_int(v["waited_ms"]), str(v["id"])))
     waiting = [view for view in found if view["state"] == "waiting"]
-    for view in waiting[:FORECASTS_MAX]:
+    for view in waiting[:forecasts_max]:
         view["starts_in_ms"] = _starts_in_ms(core, str(view["id"]), now)
         yield
     return found

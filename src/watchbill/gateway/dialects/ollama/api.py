@@ -51,9 +51,6 @@ __all__ = ["OllamaApi"]
 API_VERSION = "0.32.0"
 _JSON = "application/json; charset=utf-8"
 _TEXT = "text/plain; charset=utf-8"
-_FOR_BROWSERS = (
-    "Watchbill is running.\n\nModels: /v1/models\nStatus: /wb/v1/status\nFor Ollama's apps: /api/tags\n"
-)
 
 
 class OllamaApi:
@@ -66,10 +63,8 @@ class OllamaApi:
     # ------------------------------------------------------------------ what there is
 
     async def root(self, context: RequestContext) -> Response:
-        """GET / and HEAD /: apps look for these very words."""
-        is_browser = "text/html" in context.request.headers.get("accept", "")
-        text = _FOR_BROWSERS if is_browser else "Ollama is running"
-        return Response(text.encode(), {"Content-Type": _TEXT}, lines=context.lines())
+        """GET / and HEAD / of a program: apps look for these very words."""
+        return Response(b"Ollama is running", {"Content-Type": _TEXT}, lines=context.lines())
 
     async def version(self, context: RequestContext) -> Response:
         """GET /api/version."""

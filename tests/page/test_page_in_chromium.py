@@ -1,0 +1,421 @@
+"""The page in a real Chromium, in front of a real daemon: what it shows, every button, and what it must never do."""
+
+import json
+import sys
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from shutil import copytree
+from threading import Thread
+
+import pytest
+
+from e2e.place import Daemon, Place, scripted
+from support.browser import CHROMIUM, Browser, Page, browser
+from support.eventually import wait_until
+from watchbill.journal import json_line
+from watchbill.spool import Spool
+
+pytestmark = [
+    pytest.mark.skipif(CHROMIUM is None, reason="no chromium: apt install chromium"),
+    pytest.mark.xdist_group("page"),
+]
+
+#: Texts that would be scripts if anything took them for markup.
+CORPUS = (
+    "<img src=x onerror=document.title='owned'>",
+    "<script>document.title='owned'</script>",
+    "\"><svg onload=document.title='owned'>",
+    "javascript:document.title='owned'",
+    "</pre><iframe srcdoc=\"<script>parent.document.title='owned'</script>\">",
+    "{{constructor.constructor('document.title=1')()}}",
+    "\u202eevil\u202c \x1b[31mred",
+)
+EXAMPLE_PLAN = Path(__file__).resolve().parents[2] / "examples" / "plans" / "words"
+VIEWS = ("now", "chat", "journal", "spools", "plans")
+CONFIG = "\n".join((
+    '[devices.ram]\ncapacity = "300MB"\nreserve = "20MB"\n',
+    scripted("quick", 'tokens = 4, text = "ahoy there"'),
+    scripted("slow", 'service = "20s", tokens = 400', "idle = \"10m\""),
+    scripted("hostile", f"tokens = {len(CORPUS)}, text = {json.dumps(' '.join(CORPUS[:4]))}"),
+    scripted("broken", 'fail = "crash-on-load"'),
+    scripted("large", "touch = false", "").replace("30MB", "270MB"),
+    "[fleet]\nroot = \"fleet\"\n[coordinator]\n[agents.cpu-1]\ncpu_slots = 1\n",
+    '[spool.notes]\npath = "spool"\ncorpus = "corpus.jsonl"\n',
+))  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Browser]:
+    with browser() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    place = Place(tmp_path_factory.mktemp("page"), CONFIG)
+    place.root.mkdir()
+    remember(place.root / "events.jsonl")
+    copytree(EXAMPLE_PLAN, place.folder / "fleet" / "plans" / "words")
+    with Spool(place.root / "spool") as spool:
+        for text in CORPUS:
+            spool.enqueue({"kind": text, "text": text})
+    yield place
+    place.close()
+
+
+def remember(journal: Path) -> None:
+    """The journal of an earlier daemon, with texts of callers and engines in every field."""
+    now = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    with journal.open("wb") as file:
+        for text in CORPUS:
+            for event in ("load", "loaded", "evict", "died"):
+                line = {"t": now, "event": event, "model": text, "device": text, "reason": text}
+                file.write(json_line(line | {"ms": 5, "bytes": 7, "request": text}))
+
+
+@pytest.fixture(scope="module")
+def daemon(place: Place) -> Daemon:
+    return place.up()
+
+
+@pytest.fixture
+def page(chromium: Browser, daemon: Daemon) -> Iterator[Page]:
+    """A page that is live. It has asked nobody else and complained about nothing, whatever the test did."""
+    page = chromium.open(f"{daemon.url}/")
+    live(page)
+    yield page
+    judge(page, daemon)
+    page.close()
+
+
+def live(page: Page) -> None:
+    page.until("document.querySelector('#pulse')?.dataset.state === 'live'")
+
+
+def judge(page: Page, daemon: Daemon) -> None:
+    assert page.value("document.title").endswith("Watchbill"), "a text was run as a script"
+    strangers = [url for url in page.requests if not url.startswith((f"{daemon.url}/", "about:", "data:,"))]
+    assert not strangers
+    # A call that the daemon refuses is logged by Chromium itself, as a failed resource.
+    assert not [each for each in page.complaints if "Failed to load resource" not in each]
+
+
+def row(model: str) -> str:
+    """The row of a model, by its name."""
+    rows = "[...document.querySelectorAll('.model')]"
+    return f"{rows}.find((e) => e.querySelector('h3').textContent === {json.dumps(model)})"
+
+
+def until_state(page: Page, model: str, state: str) -> None:
+    page.until(f"{row(model)}?.dataset.state === {json.dumps(state)}")
+
+
+def labelled(label: str) -> str:
+    return f'[aria-label="{label}"]'
+
+
+def view(page: Page, name: str) -> None:
+    page.click(f'nav a[href="#{name}"]')
+    page.until(f"!document.querySelector('.view-{name}').hidden")
+
+
+def ask_slowly(daemon: Daemon, model: str) -> Thread:
+    """A caller whose answer takes long; it ends with its request, however that ends."""
+    caller = Thread(target=lambda: daemon.chat(model, 400), daemon=True)
+    caller.start()
+    return caller
+
+
+# ------------------------------------------------------------------ what it shows
+
+
+def test_a_change_is_seen_within_a_second(page: Page, daemon: Daemon, place: Place) -> None:
+    """From the line in the journal to the row on the screen; the best of three: the machine has other work."""
+    page.value(
+        "new MutationObserver((all) => { for (const each of all) if (each.target.dataset.state === 'ready')"
+        " (window.seen ??= []).push(Date.now()) })"
+        ".observe(document.querySelector('.models'), {subtree: true, attributeFilter: ['data-state']})"
+    )
+    took: list[float] = []
+    for number in range(1, 4):
+        count = len(place.events("loaded"))
+        daemon.ask("/wb/v1/models/quick/load", {})
+        page.until(f"window.seen?.length === {number}")
+        line = wait_until(lambda count=count: place.events("loaded")[count:])[0]
+        took.append(
+            page.value(f"window.seen[{number - 1}]") / 1000 - datetime.fromisoformat(line["t"]).timestamp()
+        )
+        daemon.ask("/wb/v1/models/quick/evict", {})
+        until_state(page, "quick", "absent")
+    assert min(took) < 1, took
+
+
+def test_the_bar_of_a_device_shows_models_and_the_reserve(page: Page, daemon: Daemon) -> None:
+    daemon.ask("/wb/v1/models/quick/load", {})
+    page.until("document.querySelector('.seg[data-state=ready] .seg-name')?.textContent === 'quick'")
+    assert "reserve 20.0 MB" in page.text("#memory")
+    line = page.value("document.querySelector('.reserve-line').getBoundingClientRect().left")
+    left, width = page.value(
+        "(({left, width}) => [left, width])(document.querySelector('.track').getBoundingClientRect())"
+    )
+    assert abs((line - left) / width - 280 / 300) < 0.01
+
+
+def test_the_timeline_tells_why_a_model_came_and_left(page: Page, daemon: Daemon) -> None:
+    daemon.ask("/wb/v1/models/quick/load", {})
+    daemon.ask("/wb/v1/models/quick/evict", {})
+    line = "[...document.querySelectorAll('.line')].find((e) => e.firstChild.textContent === 'quick')"
+    page.until(f"[...{line}?.querySelectorAll('.stay') ?? []].some((e) => e.ariaLabel.includes('operator'))")
+    page.hover(f"{line}.querySelector('.stay:last-child')")
+    page.until_text("quick", ".tip")
+    assert " to " in page.text(".tip")
+
+
+def test_the_last_day_is_there_after_a_restart(page: Page) -> None:
+    """Lines that an earlier daemon wrote are bars of the timeline, up to the start of this one."""
+    page.until("[...document.querySelectorAll('.line-name')].some((e) => e.textContent.includes('onerror'))")
+    assert page.until("document.querySelectorAll('.marks i').length") >= 1
+
+
+# ------------------------------------------------------------------ every button
+
+
+def test_models_are_loaded_pinned_and_unloaded(page: Page, daemon: Daemon) -> None:
+    page.click(labelled("Load quick"))
+    until_state(page, "quick", "ready")
+    page.click(labelled("Pin quick"))
+    page.until(f"{row('quick')}.innerText.includes('pinned')")
+    assert daemon.model("quick")["permanent"]
+    page.click(labelled("Unpin quick"))
+    page.until(f"!{row('quick')}.innerText.includes('pinned')")
+    page.click(labelled("Unload quick"))
+    until_state(page, "quick", "absent")
+    page.click(labelled("Load broken"))
+    page.until_text("exited with status 1", "#models")
+
+
+def test_a_request_is_explained_and_cancelled(page: Page, daemon: Daemon) -> None:
+    callers = [ask_slowly(daemon, "slow"), ask_slowly(daemon, "slow")]
+    page.until("document.querySelectorAll('.request').length === 2")
+    page.until_text("tokens/s", "#requests")
+    page.until_text("in line", "#requests")
+    page.click('.request[data-state="waiting"] .quiet')
+    page.until_text("slow serves 1 at a time", "dialog")
+    assert "Policy" in page.until(
+        "document.querySelector('dialog')?.innerText.includes('Policy') && 'Policy'"
+    )
+    page.click("dialog .dialog-head button")
+    page.until("!document.querySelector('dialog')")
+    for _ in callers:
+        count = page.value("document.querySelectorAll('.request').length")
+        page.click(".request .hand button:last-child")
+        page.until(f"document.querySelectorAll('.request').length < {count}")
+    for caller in callers:
+        caller.join(10)
+        assert not caller.is_alive()
+    page.until_text("Nobody waits", "#requests")
+
+
+def test_a_log_is_followed_and_a_model_explained(page: Page, daemon: Daemon, place: Place) -> None:
+    page.click(labelled("Explain large"))
+    page.until_text("If it were asked for now", "dialog")
+    page.press("Escape")
+    page.until("!document.querySelector('dialog')")
+    daemon.ask("/wb/v1/models/quick/load", {})
+    page.click(labelled("Log of quick"))
+    page.until_text("---", "dialog .log")
+    with (place.root / "logs" / "quick.log").open("a") as log:
+        log.write("".join(f"{text}\n" for text in CORPUS))
+    page.until_text("onerror", "dialog .log")
+    assert page.value("document.querySelectorAll('dialog .log *').length") == 0, "lines are text"
+    page.press("Escape")
+
+
+def test_a_device_is_lent_and_given_back(page: Page, daemon: Daemon) -> None:
+    page.click(labelled("Maintenance of ram"))
+    page.until("document.activeElement?.name === 'for'")
+    page.write(CORPUS[0])
+    page.click("dialog button.main")
+    page.until_text("in maintenance", "#memory")
+    wait_until(lambda: daemon.status()["devices"]["ram"]["maintenance"])
+    page.click(labelled("End maintenance of ram"))
+    page.until("!document.querySelector('#memory').innerText.includes('in maintenance')")
+
+
+def test_poison_is_looked_at_and_goes_back(page: Page) -> None:
+    view(page, "spools")
+    page.click(labelled("Poisoned events of notes"))
+    page.until(f"document.querySelectorAll('.poison details').length === {len(CORPUS)}")
+    page.click(".poison summary")
+    page.until_text("onerror", ".poison details[open] .log")
+    page.click(".poison details[open] > button")
+    page.until_text("went back", "#toasts")
+    page.click(".poison .panel-head button")
+    page.until("document.querySelector('#toasts').innerText.split('went back').length > 2")
+    assert page.value("document.querySelectorAll('.poison .log *').length") == 0, "events are text"
+
+
+def test_two_models_answer_side_by_side(page: Page) -> None:
+    view(page, "chat")
+    page.click("#chat .check input")
+    page.value(
+        "(() => { const [a, b] = document.querySelectorAll('.seat select'); a.value = 'hostile'; b.value = 'slow' })()"
+    )
+    page.click("#chat textarea")
+    page.write(CORPUS[1])
+    page.press("Enter")
+    page.until_text("onerror", ".seat:first-child .theirs")
+    page.until_text("tokens/s", ".seat:first-child")
+    page.until_text("slow", ".seat:last-child .theirs")
+    page.click("#chat form .hand button:nth-child(2)")  # stop
+    page.until("!document.querySelector('#chat button.main').disabled")
+    page.click("#chat form .hand button:last-child")
+    assert page.value("document.querySelectorAll('.talk p').length") == 0
+
+
+def test_a_plan_is_drawn_with_its_progress(page: Page, place: Place) -> None:
+    said = place.run("plan", "submit", "words", "--root", "fleet")
+    assert said.returncode == 0, said.stderr
+    view(page, "plans")
+    page.until_text("words", "#plans")
+    page.until("document.querySelectorAll('.node').length === 3")
+    page.until("document.querySelector('.batch')?.dataset.state === 'complete'")
+    assert page.value("document.querySelectorAll('.edge').length") == 2
+
+
+def test_the_journal_is_searched(page: Page) -> None:
+    view(page, "journal")
+    page.until("document.querySelectorAll('.journal li').length > 5")
+    page.press("/")
+    page.until("document.activeElement.id === 'journal-search'")
+    page.write("ONERROR")
+    page.until("[...document.querySelectorAll('.journal li')].every((e) => e.innerText.includes('onerror'))")
+    page.until_text("lines", "#journal .why")
+    assert page.value("document.querySelectorAll('.journal img, .journal script, .journal svg').length") == 0
+
+
+def test_alerts_are_dismissed_and_the_theme_changes(page: Page, daemon: Daemon) -> None:
+    daemon.ask("/wb/v1/models/broken/load", {})
+    page.until_text("quarantine", "#alerts")
+    page.click(labelled("Dismiss these alerts"))
+    page.until("document.querySelector('#alerts').hidden")
+    ground = "getComputedStyle(document.body).backgroundColor"
+    dark = page.value(ground)
+    page.click("#theme")
+    assert page.value("document.documentElement.dataset.theme") == "dark" and page.value(ground) == dark
+    page.click("#theme")
+    assert page.value(ground) != dark
+    for choice in range(1, 5):
+        page.click(f"#timeline .switch button:nth-child({choice})")
+        assert (
+            page.value(f"document.querySelector('#timeline .switch button:nth-child({choice})').ariaPressed")
+            == "true"
+        )
+
+
+# ------------------------------------------------------------------ the keyboard, small screens, everybody
+
+
+def test_everything_can_be_done_with_the_keyboard(page: Page, daemon: Daemon) -> None:
+    page.press("Tab")
+    assert page.value("document.activeElement.className") == "skip"
+    page.until(f"!!{row('quick')}")
+    shown = "document.querySelector('[aria-label=\"Load quick\"]:not([hidden])')"
+    label = "Load quick" if page.value(f"!!{shown}") else "Unload quick"
+    for _ in range(120):
+        page.press("Tab")
+        if page.value("document.activeElement.ariaLabel") == label:
+            break
+    assert page.value("document.activeElement.ariaLabel") == label
+    assert page.value("getComputedStyle(document.activeElement).outlineStyle") == "solid", (
+        "the focus can be seen"
+    )
+    page.press("Enter")
+    until_state(page, "quick", "ready" if label.startswith("Load") else "absent")
+    page.value("document.querySelector('.stay[tabindex=\"0\"]').focus()")
+    page.until("!document.querySelector('.tip').hidden")
+    first = page.text(".tip")
+    page.press("ArrowDown")
+    page.until(f"document.querySelector('.tip').innerText !== {json.dumps(first)}")
+    page.press("2")
+    page.until("!document.querySelector('.view-chat').hidden")
+    page.press("?")
+    page.until_text("Search the journal", "dialog")
+    page.press("Escape")
+    page.until("!document.querySelector('dialog')")
+
+
+@pytest.mark.parametrize("width", [320, 390, 820, 2560])
+def test_no_screen_is_too_narrow_or_too_wide(chromium: Browser, daemon: Daemon, width: int) -> None:
+    page = chromium.open(f"{daemon.url}/", width=width, height=900)
+    live(page)
+    for name in VIEWS:
+        view(page, name)
+        wide = page.value("document.documentElement.scrollWidth")
+        assert wide <= width, (name, wide)
+    judge(page, daemon)
+    page.close()
+
+
+@pytest.mark.parametrize("dark", [True, False])
+def test_axe_finds_nothing_serious(chromium: Browser, daemon: Daemon, dark: bool) -> None:
+    """Every view, by the rules of axe-core: names, roles, contrast, order."""
+    axe = Path(pytest.importorskip("axe_core_python").__file__).with_name("axe.min.js").read_text()
+    page = chromium.open(f"{daemon.url}/", dark=dark)
+    live(page)
+    page.value(f"{axe}; true")
+    for name in VIEWS:
+        view(page, name)
+        found = page.value(
+            "axe.run(document, {resultTypes: ['violations']}).then((r) => r.violations"
+            ".filter((v) => ['serious', 'critical'].includes(v.impact)).map((v) => [v.id, v.nodes[0].html]))"
+        )
+        assert not found, (name, found)
+    page.close()
+
+
+def test_without_an_admin_key_the_page_only_shows(chromium: Browser, tmp_path: Path) -> None:
+    """Where keys are set: nothing without one, nothing to press with an ordinary one, everything with an admin key."""
+    keys = '[server.keys.user]\nkey = "user-key-0123456789"\n'
+    keys += '[server.keys.chief]\nkey = "chief-key-0123456789"\nadmin = true\n'
+    place = Place(tmp_path, f"{scripted('quick')}\n{keys}")
+    try:
+        daemon = place.up()
+        page = chromium.open(f"{daemon.url}/")
+        page.until("!!document.querySelector('dialog input[type=password]')")
+        for key, admin in (("user-key-0123456789", False), ("chief-key-0123456789", True)):
+            page.value(
+                "document.querySelector('dialog input').value = ''; document.querySelector('dialog input').focus()"
+            )
+            page.write(key)
+            page.press("Enter")
+            live(page)
+            page.until("!!document.querySelector('.model')")
+            page.until(
+                f"document.querySelector('[aria-label=\"Load quick\"]').disabled === {json.dumps(not admin)}"
+            )
+            assert ("read-only" in page.text("#pulse")) is not admin
+            if not admin:
+                page.click("#key")
+        page.click(labelled("Load quick"))
+        until_state(page, "quick", "ready")
+        assert page.value("JSON.stringify(localStorage)").count("key-") == 0
+        assert not [url for url in page.requests if "key-" in url]
+        page.close()
+    finally:
+        place.close()
+
+
+def test_a_page_comes_back_when_the_daemon_does(chromium: Browser, place: Place, daemon: Daemon) -> None:
+    """The last test of this daemon: it goes, the page says so, and shows the next one without a hand."""
+    page = chromium.open(f"{daemon.url}/")
+    live(page)
+    daemon.stop()
+    page.until("document.querySelector('#pulse').dataset.state === 'lost'")
+    again = place.begin("--port", str(daemon.port), command=(sys.executable, "-m", "watchbill", "up"))
+    again.wait_ready()
+    live(page)
+    page.until(f"{row('quick')}?.dataset.state === 'absent'")
+    assert again.url == daemon.url
+    page.close()
