@@ -5,6 +5,8 @@ operators; the journal is for every key, as its stream is.
 """
 
 import asyncio
+from collections.abc import Generator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,8 +28,9 @@ from watchbill.limits import (
 from watchbill.processes import Log, engine_log
 from watchbill.runtime.history import Wanted, find_lines
 from watchbill.runtime.spools import open_spool
-from watchbill.spool import Entry, LeaseLost, Spool, SpoolBroken, SpoolFull, SpoolLayout, State
-from watchbill.spool.inspect import entries, find, oldest, requeue, show
+from watchbill.spool import Entry, LeaseLost, SpoolBroken, SpoolFull, SpoolLayout, State
+from watchbill.spool.by_hand import ByHand, by_hand
+from watchbill.spool.names import stem_of
 
 if TYPE_CHECKING:
     from watchbill.gateway.services import Services
@@ -102,13 +105,13 @@ class SpoolsApi:
 
 def _poisoned(rules: SpoolRules, root: Path) -> tuple[list[dict[str, object]], int]:
     with _opened(rules, root) as spool:
-        found, total = oldest(spool, SPOOL_LISTED_MAX, State.POISON)
+        found, total = spool.by_age(State.POISON, limit=SPOOL_LISTED_MAX)
         return [_event(spool, entry) for entry in found], total
 
 
-def _event(spool: Spool, entry: Entry) -> dict[str, object]:
+def _event(spool: ByHand, entry: Entry) -> dict[str, object]:
     try:
-        content = show(spool, entry)[1][:SPOOL_EVENT_SHOWN_BYTES_MAX].decode("utf-8", "replace")
+        content = spool.show(entry)[:SPOOL_EVENT_SHOWN_BYTES_MAX].decode("utf-8", "replace")
     except SpoolLayout as error:
         content = str(error)
     said = entry.reason.get("reason")
@@ -127,26 +130,38 @@ def _requeue(rules: SpoolRules, root: Path, event: str | None) -> int:
     """Moves one, or all; returns how many. What another moved meanwhile is passed over where all are meant."""
     with _opened(rules, root) as spool:
         if event is not None:
-            try:
-                requeue(spool, find(spool, event, State.POISON))
-            except SpoolLayout as error:
-                raise NotFound(str(error)) from error
-            return 1
+            return _requeue_one(spool, event)
         moved = 0
-        for entry in list(entries(spool, State.POISON)):
+        for entry in list(spool.entries(State.POISON)):
             try:
-                requeue(spool, entry)
+                spool.requeue(entry)
                 moved += 1
             except (LeaseLost, SpoolLayout):
                 continue
         return moved
 
 
-def _opened(rules: SpoolRules, root: Path) -> Spool:
+def _requeue_one(spool: ByHand, event: str) -> int:
+    stem = stem_of(event)
+    found = [each for each in spool.beginning(stem, State.POISON) if stem_of(each.name) == stem]
     try:
-        return open_spool(rules, root)
+        for entry in found:
+            spool.requeue(entry)
+    except (LeaseLost, SpoolLayout) as error:
+        raise NotFound(str(error)) from error
+    if not found:
+        raise NotFound(f"no event {event[:100]!r} is poisoned")
+    return len(found)
+
+
+@contextmanager
+def _opened(rules: SpoolRules, root: Path) -> Generator[ByHand]:
+    """The spool, for a person. Raises TheirsError where it cannot be used now."""
+    try:
+        with closing(open_spool(rules, root)) as spool:
+            yield by_hand(spool)
     except (SpoolBroken, SpoolFull, SpoolLayout) as error:
-        raise TheirsError(f"the spool {rules.name} cannot be opened: {error}") from error
+        raise TheirsError(f"the spool {rules.name} cannot be used now: {error}") from error
 
 
 def _figure(query: dict[str, str], name: str, default: float, most: float) -> float:
