@@ -196,6 +196,33 @@ def test_outages_use_up_no_attempt(server: Broker, corpus: Path) -> None:
         assert by_hand(spool).stats().poison == 0
 
 
+def test_a_batch_is_given_back_at_once_while_the_broker_is_away(server: Broker) -> None:
+    """SPOOL-06: one wait, not one for each event; the events come again, and no attempt is used up."""
+    with (
+        JetSpool("jobs", replace(server.reach, wait_s=3), lease_s=1) as spool,
+        JetSpool("jobs", replace(server.reach, wait_s=3), lease_s=1) as other,
+    ):
+        spool.enqueue_many([event(number) for number in range(50)])
+        items = spool.lease_many(50)
+        other.recover()
+        server.kill()
+        began = time.monotonic()
+        for item in items:
+            spool.give_back(item)
+        assert time.monotonic() - began < 30  # it would be 150 s
+        assert spool.in_flight_here == 0
+        server.start()
+        again: list[int] = []
+
+        def all_came() -> bool:
+            if _looked(other):
+                again.extend(item.attempt for item in other.lease_many(50))
+            return len(again) == 50
+
+        wait_until(all_came)
+        assert set(again) == {1}
+
+
 def test_a_worker_is_judged_only_by_what_was_watched(server: Broker) -> None:
     """SPOOL-05: after an outage nobody is dead at once: the others could not write either. Then silence is death."""
     note = Note({1: Held(1, 1)})

@@ -313,11 +313,17 @@ class JetSpool:
         self._put_back(item, rest_s, failed=False)
 
     def give_back(self, item: Item) -> None:
-        """Release, now or later: without a broker the lease ends by itself."""
-        try:
-            self.release(item)
-        except (LeaseLost, SpoolBroken, SpoolFull):
-            self.forget(item)
+        """Release soon, without a wait: a whole batch is given back while the broker is away. Then the lease ends."""
+        lease = self._lease_of(item)
+        if lease.settled:
+            return
+        self.forget(item)
+
+        async def put_back() -> None:
+            await self._write_due_note()  # before the message is free: its next worker must not find it held
+            await self._nak(lease.reply)
+
+        self._link.soon(put_back)
 
     def forget(self, item: Item) -> None:
         """Drop the lease of an event without a word to the broker, which delivers it again when the lease is over."""
@@ -780,7 +786,8 @@ class JetSpool:
         try:
             for lease in list(self._held.values()):
                 await self._link.tell(lease.reply, b"+WPI")
-            if self._held and not await self._write_note():
+            # Also without leases: a note of events that were given back would be taken for a dead worker's.
+            if (self._held or self._revision) and not await self._write_note():
                 self._lose_all()
             if self._turn_revision:
                 await self._write_turn()
