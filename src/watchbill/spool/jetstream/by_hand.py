@@ -18,10 +18,9 @@ from watchbill.spool.faults import LeaseLost, SpoolLayout, disk_fault
 from watchbill.spool.inspect import Entry, Stats
 from watchbill.spool.item import Carried, Item
 from watchbill.spool.jetstream.holders import Held, Note, new_worker
-from watchbill.spool.jetstream.link import BrokerSays, Link
+from watchbill.spool.jetstream.link import NO_MESSAGE, BrokerSays, Link
 from watchbill.spool.jetstream.spool import JetSpool
 from watchbill.spool.jetstream.streams import (
-    NO_MESSAGE,
     REASON,
     SIGNATURE,
     Stored,
@@ -161,14 +160,14 @@ class JetByHand:
             if content is not None:  # its signature does not fit any more
                 stored = replace(stored, data=content, headers={})
             await self._spool.publish_copy("queue", stored, attempts=0)
-            await self._delete(link, stored.stream, stored.seq)
+            await link.delete(stored.stream, stored.seq)
 
         self._spool.run(put_back, f"put {entry.name} back")
         return with_attempt(entry.name, 0)
 
     def put_away(self, entry: Entry) -> None:
         """Remove a poisoned event that another spool has now."""
-        self._spool.run(lambda link: self._delete(link, *_place(entry)), f"remove {entry.name}")
+        self._spool.run(lambda link: link.delete(*_place(entry)), f"remove {entry.name}")
 
     def release(
         self, entry: Entry, *, force: bool = False, holder: bool = False, failed: bool = False
@@ -198,7 +197,7 @@ class JetByHand:
         async def give_up(link: Link) -> None:
             stored = await self._get(link, entry)
             await self._spool.publish_copy("poison", stored, attempts=entry.attempt, reason=told)
-            await self._delete(link, stored.stream, stored.seq)
+            await link.delete(stored.stream, stored.seq)
             if worker:
                 await self._take(worker)
 
@@ -221,7 +220,7 @@ class JetByHand:
             async for stored in self._read(link, self._streams.done, None):
                 if stored.at_ns >= before_ns:
                     break
-                await self._delete(link, stored.stream, stored.seq)
+                await link.delete(stored.stream, stored.seq)
                 removed += lines_of(stored.name)
             return removed
 
@@ -290,7 +289,7 @@ class JetByHand:
             stored = await self._get(link, entry)
             if self._spool.keep_done_s > 0:
                 await self._spool.publish_copy("done", stored, attempts=entry.attempt)
-            await self._delete(link, stored.stream, stored.seq)
+            await link.delete(stored.stream, stored.seq)
             await self._take(entry.folder)
 
         self._spool.run(finish, f"finish {entry.name}")
@@ -341,13 +340,6 @@ class JetByHand:
             left = None if left is None else left - got
             if not got:
                 return
-
-    async def _delete(self, link: Link, stream: str, seq: int) -> None:
-        try:
-            await link.api(f"STREAM.MSG.DELETE.{stream}", {"seq": seq, "no_erase": True})
-        except BrokerSays as error:
-            if error.number not in NO_MESSAGE:
-                raise
 
     async def _take(self, worker: str) -> None:
         """Take a worker's leases away; their attempts do not count."""

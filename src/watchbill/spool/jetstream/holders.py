@@ -19,8 +19,8 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 from watchbill.files.host import host_name
-from watchbill.spool.jetstream.link import BrokerSays, Link
-from watchbill.spool.jetstream.streams import NO_MESSAGE, Streams, from_api
+from watchbill.spool.jetstream.link import NO_MESSAGE, BrokerSays, Link
+from watchbill.spool.jetstream.streams import Streams, from_api
 from watchbill.spool.limits import BROKER_NOTES_S
 from watchbill.spool.term import Term
 

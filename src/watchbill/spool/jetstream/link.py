@@ -30,11 +30,15 @@ if TYPE_CHECKING:
     from nats.aio.client import Client
     from nats.aio.msg import Msg
 
-__all__ = ["BrokerSays", "Link", "Received", "Reply"]
+__all__ = ["NO_MESSAGE", "BrokerSays", "Link", "Received", "Reply"]
 
 T = TypeVar("T")
 Reply = dict[str, Any]
 
+#: How the protocol begins the refusal of a client that did not identify itself.
+_REFUSED = "authorization"
+#: Numbers of the answer that there is no such message.
+NO_MESSAGE = frozenset({10037, 10057})
 #: Answers of JetStream that pass by themselves: no leader yet, too busy, still being stored.
 _PASSING = frozenset({408, 503})
 #: Among those with such a status, the ones that do not pass: the stream's limits, a full store.
@@ -147,6 +151,15 @@ class Link:
             self._trouble = ""
             return _received(answer)
 
+    async def is_answered(self, subject: str, data: bytes) -> bool:
+        """Send once, and say whether there was an answer in time."""
+        client = await self._connected()
+        try:
+            await client.request(subject, data, timeout=BROKER_REPLY_S)
+        except Exception:  # noqa: BLE001  the library's own, which has many: whichever it is, no answer came
+            return False
+        return True
+
     async def ask(self, subject: str, data: bytes = b"", headers: Mapping[str, str] | None = None) -> Reply:
         """A request that is answered in JSON. Raises BrokerSays for a refusal that does not pass."""
         while True:
@@ -163,6 +176,14 @@ class Link:
     async def api(self, verb: str, body: Mapping[str, Any] | None = None) -> Reply:
         """A request of JetStream's own interface."""
         return await self.ask(f"$JS.API.{verb}", json.dumps(body or {}).encode())
+
+    async def delete(self, stream: str, seq: int) -> None:
+        """Delete one message; one that is gone is deleted."""
+        try:
+            await self.api(f"STREAM.MSG.DELETE.{stream}", {"seq": seq, "no_erase": True})
+        except BrokerSays as error:
+            if error.number not in NO_MESSAGE:
+                raise
 
     async def tell(self, subject: str, data: bytes = b"", *, reply: str = "") -> None:
         """Send once, without an answer."""
@@ -285,7 +306,8 @@ class Link:
                     await client.close()
                 if not isinstance(error, Exception):
                     raise
-                self._trouble = _told(error) if not isinstance(error, TimeoutError) else self._trouble
+                if not isinstance(error, TimeoutError):
+                    self._note_trouble(error)
                 await asyncio.sleep(BROKER_AGAIN_S)
                 continue
             break
@@ -298,7 +320,7 @@ class Link:
         reach = self.reach
 
         async def note(error: Exception) -> None:
-            self._trouble = _told(error)
+            self._note_trouble(error)
 
         options: dict[str, Any] = {
             "servers": list(reach.servers), "name": self._label, "error_cb": note, "connect_timeout": BROKER_CONNECT_S,
@@ -310,6 +332,11 @@ class Link:
             "tls": _tls(reach),
         }  # fmt: skip
         return options | {key: value for key, value in named.items() if value}
+
+    def _note_trouble(self, error: Exception) -> None:
+        """Keep why there is no connection. A server that refuses a client then cuts it off, which says less."""
+        if _REFUSED not in self._trouble.lower():
+            self._trouble = _told(error)
 
     def _away(self, doing: str) -> SpoolBroken:
         why = f" ({self._trouble})" if self._trouble else ""

@@ -26,13 +26,12 @@ from watchbill.spool.events import Event, encode, refuse_bundle
 from watchbill.spool.faults import EventRefused, LeaseLost, PoisonEvent, SpoolBroken, SpoolFull
 from watchbill.spool.item import BadLine, Carried, Item, bad_line_name, item_of
 from watchbill.spool.jetstream.holders import Held, Holders, Note, new_worker
-from watchbill.spool.jetstream.link import BrokerSays, Link, Received
+from watchbill.spool.jetstream.link import NO_MESSAGE, BrokerSays, Link, Received
 from watchbill.spool.jetstream.reach import Reach
 from watchbill.spool.jetstream.streams import (
     ATTEMPTS,
     CONSUMER,
     NAME,
-    NO_MESSAGE,
     REASON,
     SIGNATURE,
     Stored,
@@ -674,17 +673,25 @@ class JetSpool:
         assert lease.stored is not None
         if self.keep_done_s > 0:
             await self.publish_copy("done", lease.stored, attempts=lease.attempt)
-        await self._link.request(lease.reply, b"+ACK")
+        await self._acknowledge(lease, b"+ACK")
         if lease.tried:
             await self.holders.forget_tries(lease.seq)
         self._settle(lease)
+
+    async def _acknowledge(self, lease: StreamLease, word: bytes) -> None:
+        """Have the broker delete a message, and wait until it has.
+
+        A server that was killed may have forgotten that it delivered the message. Then it does not answer an
+        acknowledgement, ever; the lease is ours by our note, so the message is deleted by its number."""
+        if not await self._link.is_answered(lease.reply, word):
+            await self._link.delete(self.streams.name, lease.seq)
 
     async def _poison(self, lease: StreamLease, reason: Mapping[str, object]) -> None:
         await self._confirm_leases()
         self._refuse_lost(lease)
         assert lease.stored is not None
         await self.publish_copy("poison", lease.stored, attempts=lease.attempt, reason=reason)
-        await self._link.request(lease.reply, b"+TERM")
+        await self._acknowledge(lease, b"+TERM")
         if lease.tried:
             await self.holders.forget_tries(lease.seq)
         self._settle(lease)
@@ -713,7 +720,8 @@ class JetSpool:
 
     async def _nak(self, reply: str, delay_s: float = 0.0) -> None:
         more = f' {{"delay": {int(delay_s * 1e9)}}}' if delay_s > 0 else ""
-        await self._link.request(reply, f"-NAK{more}".encode())
+        # Not confirmed: if it is lost, the message comes again when its time is over.
+        await self._link.tell(reply, f"-NAK{more}".encode())
 
     def _settle(self, lease: StreamLease) -> None:
         lease.settled = True

@@ -24,7 +24,7 @@ from watchbill.spool.limits import BROKER_PENDING_MAX, BROKER_TWICE_S
 from watchbill.spool.names import SUFFIX, is_event, safe_stem, stem_of, with_attempt
 
 __all__ = [
-    "ATTEMPTS", "CONSUMER", "NAME", "NO_MESSAGE", "REASON", "SIGNATURE", "Stored", "Streams", "from_api", "ns_of_time",
+    "ATTEMPTS", "CONSUMER", "NAME", "REASON", "SIGNATURE", "Stored", "Streams", "from_api", "ns_of_time",
     "stored_of",
 ]  # fmt: skip
 
@@ -34,7 +34,7 @@ NAME, ATTEMPTS, SIGNATURE, REASON = (
 )  # fmt: skip
 CONSUMER = "workers"
 #: Answers of JetStream, by their number.
-NO_MESSAGE, _NOT_FOUND, _STREAM_IN_USE = frozenset({10037, 10057}), frozenset({10059, 10014}), 10058
+_NOT_FOUND, _STREAM_IN_USE = frozenset({10059, 10014}), 10058
 _PLAIN = re.compile(r"[A-Za-z0-9_+-]+(?:\.[A-Za-z0-9_+-]+)*", re.ASCII)
 _SECOND = 1_000_000_000
 
