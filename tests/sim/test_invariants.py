@@ -189,6 +189,12 @@ def _plan_without_disk(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Residency, "await_disk_for_all", lambda self, now: None)
 
 
+def _stop_without_a_look(patch: pytest.MonkeyPatch) -> None:
+    from watchbill.core.residency import Residency
+
+    patch.setattr(Residency, "_awaits_disk", lambda self, model, now: False)
+
+
 BUGS = {
     "a grant on a draining model": _resurrect,
     "late answers are believed": _accept_late,
@@ -199,6 +205,7 @@ BUGS = {
     "a sum outlives what it counted": _old_sums,
     "the core counts as still while somebody waits": _still_with_a_line,
     "models leave for loads that a full disk prevents": _plan_without_disk,
+    "no look at the disk before a model is stopped": _stop_without_a_look,
 }
 
 

@@ -148,12 +148,12 @@ def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
 @pytest.mark.parametrize("work_class", [WorkClass.INTERACTIVE, WorkClass.BACKGROUND])
 def test_what_is_kept_is_what_was_promised(work_class: WorkClass, is_loop: bool) -> None:
     """LANE-08: the median of kept over promised is near 1, and half of all forecasts are close to it on both sides.
-    Only the middle is right for background work now and then: it waits for pauses of others, and is overtaken."""
+    Background work now and then waits for pauses of others and is overtaken: half of it is within wider bounds."""
     found = ratios()[work_class, is_loop]
     assert len(found) > 100
     low, middle, high = quartiles(found)
     if work_class is WorkClass.BACKGROUND and not is_loop:
-        assert 0.75 <= middle <= 1.25, middle
+        assert 0.85 <= middle <= 1.15 and low >= 0.35 and high <= 1.35, (low, middle, high)
     else:
         assert 0.9 <= middle <= 1.1 and low >= 0.8 and high <= 1.3, (low, middle, high)
 

@@ -619,11 +619,11 @@ def test_one_death_does_not_cost_a_request_that_has_time_for_a_retry(
 def test_a_hung_load_is_bounded_by_its_learned_time(world_of: WorldOf, model: ModelOf, size_gb: int) -> None:
     """RES-20: three times what was learned, with a floor; no multiple of a guess by its size lengthens it."""
     state = world_of(model("A", size_gb), load_ms=4_000).core.state.models["A"]
-    assert Residency.load_limit(state) == max(12_000, round(state.load_from_disk_ms))  # a cold disk may come
+    assert state.load_limit_ms == max(12_000, round(state.load_from_disk_ms))  # a cold disk may come
     state.cold_load_ms = 4_500
-    assert Residency.load_limit(state) == 13_500
+    assert state.load_limit_ms == 13_500
     unknown = world_of(model("A", size_gb), load_ms=None).core.state.models["A"]
-    assert Residency.load_limit(unknown) >= 300_000
+    assert unknown.load_limit_ms >= 300_000
 
 
 def test_a_request_whose_time_ends_before_its_model_is_back_is_told(

@@ -267,6 +267,8 @@ class Admission:
         model.serving.last_class = work_class
         if work_class is WorkClass.INTERACTIVE:
             model.serving.top_class_at = now
+            for member in model.members:
+                member.note_person(now)
 
     def _refuse_late(self, request: Request, model: Candidate, forecast: float, now: int) -> None:
         explicit = request.work_class is not WorkClass.ROTATION

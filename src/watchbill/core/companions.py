@@ -76,9 +76,9 @@ class CompanionSet(Candidate):
     def _foresee(self, now: int) -> None:
         """Its load time: the sum over the absent members, which load one after the other as on one bus."""
         missing = [s for s in self.members if s.stage is not Stage.READY]
-        left = [s.load_left_ms(now) if s.stage is Stage.LOADING else s.load.ms for s in missing]
+        left = [s.load_left_ms(now) if s.stage is Stage.LOADING else s.next_load_ms for s in missing]
         self.load = MedianEstimate(sum(left))
-        if not any(s.load.is_guess for s in missing):
+        if not any(s.is_load_unsure for s in missing):
             self.load.learn(sum(left))
 
     def drain_ms(self, now: int) -> float:

@@ -26,7 +26,7 @@ class Forecast(NamedTuple):
 
     def plus(self, ms: float, *, guessed_by: Iterable[Candidate] = ()) -> "Forecast":
         """The forecast delayed by `ms`, which rests on the load times of these models."""
-        return Forecast(self.ms + ms, self.is_guess or any(s.load.is_guess for s in guessed_by))
+        return Forecast(self.ms + ms, self.is_guess or any(s.is_load_unsure for s in guessed_by))
 
     def or_guess(self, is_guess: bool) -> "Forecast":
         """The same forecast, marked as a guess if it is one."""
@@ -66,18 +66,18 @@ def forecast_start(
     *,
     ahead: Sequence[Candidate] = (),
     turn_in_ms: float = 0.0,
-    stays_ms: Callable[[ModelState], float] = lambda _: 0.0,
+    leaves_ms: Callable[[ModelState, float], float] = lambda _, dry_ms: dry_ms,
     room: Room | None = None,
 ) -> Forecast:
     """When the request starts: once the model is warm and the requests before it are served.
 
     For a model that is not in memory, `ahead` are the models whose turn comes first. Its own turn does not begin
-    before `turn_in_ms` where another model has to leave to make `room` for it. `stays_ms` is how long a model
-    stays after it ran dry: its callers are likely to come back.
+    before `turn_in_ms` where another model has to leave to make `room` for it. `leaves_ms` is when a
+    model leaves that runs dry at a time: its callers are likely to come back.
     """
     if not can_forecast(state, model):
         return NOW
-    warm = _Arrival(state, now, turn_in_ms, stays_ms, room).until_warm(model, ahead)
+    warm = _Arrival(state, now, turn_in_ms, leaves_ms, room).until_warm(model, ahead)
     serving = model.serving
     running = serving.in_use if model.stage is Stage.READY else 0
     before = model.line.ahead_of(request)
@@ -114,7 +114,7 @@ class _Arrival:
     state: State
     now: int
     turn_in_ms: float
-    stays_ms: Callable[[ModelState], float]
+    leaves_ms: Callable[[ModelState, float], float]
     room: Room | None
 
     def until_warm(self, model: Candidate, ahead: Sequence[Candidate]) -> Forecast:
@@ -126,16 +126,16 @@ class _Arrival:
             case Stage.PLANNED:
                 planned = model.serving  # a set is never planned: its members are
                 bus = self._until_bus(model, [s for s in self._coming() if s.plan_order < planned.plan_order])
-                return bus.after(self._until_left(planned)).plus(model.load.ms, guessed_by=[model])
+                return bus.after(self._until_left(planned)).plus(model.next_load_ms, guessed_by=[model])
             case Stage.ABSENT | Stage.ASLEEP | Stage.DRAINING | Stage.STOPPING:
                 away = model.stage in AWAY
                 pause = max(0, model.retry_at - self.now) if away else model.drain_ms(self.now)
-                queue = sum(s.load.ms + min(s.quantum_ms, self._until_dry(s)) for s in ahead)
+                queue = sum(s.next_load_ms + min(s.quantum_ms, self._until_dry(s)) for s in ahead)
                 room = self._until_room(model)
                 bus = self._until_bus(model, self._coming())
                 clear = Forecast(max(room.ms, bus.ms), room.is_guess or bus.is_guess)
                 clear = clear.plus(pause) if away else clear.after(pause)
-                return clear.plus(queue + model.load.ms, guessed_by=[model, *ahead])
+                return clear.plus(queue + model.next_load_ms, guessed_by=[model, *ahead])
 
     def _rest_of_load(self, model: Candidate) -> Forecast:
         """A load that is late may end at any time, so the rest of it is a guess."""
@@ -197,13 +197,12 @@ class _Arrival:
         if model.stage in (Stage.READY, Stage.ASLEEP):
             quantum_ms = 0.0 if model.has_had_turn(now) else model.ready_at + model.quantum_ms - now
             turn_ms = max(quantum_ms, self.turn_in_ms)
-            idle_ms = now - model.last_used if model.is_idle else 0
-            turn_ms = min(turn_ms, dry_ms + max(0.0, self.stays_ms(model) - idle_ms))
+            turn_ms = min(turn_ms, self.leaves_ms(model, dry_ms))
             return max(turn_ms, model.residual(now)) + model.halt.ms
         if model.yields(now):
             return model.halt.ms
         is_loading = model.stage is Stage.LOADING
         load_ms = model.load_left_ms(now) if is_loading else model.load.ms + self._until_left(model)
         turn_ms = max(model.quantum_ms, self.turn_in_ms - load_ms)
-        turn_ms = load_ms + min(turn_ms, dry_ms + self.stays_ms(model))
+        turn_ms = min(load_ms + turn_ms, self.leaves_ms(model, load_ms + dry_ms))
         return (min(turn_ms, model.yields_at - now) if is_loading else turn_ms) + model.halt.ms

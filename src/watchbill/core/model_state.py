@@ -77,6 +77,11 @@ STUCK_EXTRA_MS = 2_000
 #: in a row doubles that time: a model that only starts slowly is loaded in the end.
 SLOW_LOAD_MS_MIN = 30_000
 SLOW_LOAD_DOUBLINGS_MAX = 4
+#: Limits of a load: this many times the longest that was measured, and at least this. One that was never measured gets
+#: more.
+LOAD_LIMIT_FACTOR = 3
+LOAD_LIMIT_MS_MIN = 10_000
+LOAD_LIMIT_UNMEASURED_MS = 300_000
 #: The pause of a caller that sends its next request right after an answer.
 PAUSE_MS = 20
 #: A model whose answers take this share of its time, pauses included, hardly ever runs dry.
@@ -321,6 +326,16 @@ class Candidate(ABC):
         return self.service.ms * self.batch_factor(count) * math.ceil(count / self.spec.concurrency)
 
     @property
+    def next_load_ms(self) -> float:
+        """How long its next load takes."""
+        return self.load.ms
+
+    @property
+    def is_load_unsure(self) -> bool:
+        """Whether its load time is a guess."""
+        return self.load.is_guess
+
+    @property
     def quantum_ms(self) -> float:
         """The minimum length of a turn."""
         return self.rules.alpha * self.load.ms
@@ -332,8 +347,10 @@ class ModelState(Candidate):
     left: Cause | None = None  # why it was last unloaded
     is_routed = False  # the routing rule has a say even while it is free; kept by the state
     good_at = NEVER  # its last good answer
+    person_at = NEVER  # the last interactive request that needed it
     paused_at = NEVER  # when a request last found it in memory without work
     stall_reset_at = NEVER  # when it was last reset for answers that stopped in the middle
+    given_up_ms = 0.0  # the longest load since the last good one that was given up because it took so long
     doubted_until = NEVER  # of a suspect model: when the watchdog's question is over at the latest
 
     def __init__(self, spec: Model, rules: PolicyRules, known: Knowledge) -> None:
@@ -363,8 +380,9 @@ class ModelState(Candidate):
             self.load_from_disk_ms
         )  # `load` is `wake` while it sleeps
         self.wake = MedianEstimate(self.load_from_disk_ms)
-        self.first = MeanEstimate(FIRST_BYTE_GUESS_MS)  # to its first byte
-        self.halt = MeanEstimate(STOP_GUESS_MS)
+        #: To its first byte, and to its stop.
+        self.first, self.halt = MeanEstimate(FIRST_BYTE_GUESS_MS), MeanEstimate(STOP_GUESS_MS)
+        self.person_gap = MeanEstimate(TOP_CLASS_MEMORY_MS)  # between two interactive requests that need it
         self.context = Context(spec.concurrency)
         self.plan_class = WorkClass.ROTATION  # the class that it is loaded for
         self.keep_alive_ms: int | None = None  # asked for by its last caller, in place of its own idle time
@@ -561,6 +579,17 @@ class ModelState(Candidate):
         self.last_used, self.last_class = now, work_class
         if work_class is _INTERACTIVE:
             self.top_class_at = now
+            self.note_person(now)
+
+    def note_person(self, now: int) -> None:
+        """Notes an interactive request that needs it, alone or beside others."""
+        if self.person_at != NEVER:
+            self.person_gap.learn(now - self.person_at)
+        self.person_at = now
+
+    def next_person_ms(self, now: int) -> float:
+        """How long it usually takes until the next interactive request; infinite where that is not known."""
+        return math.inf if self.person_gap.is_guess else max(self.person_gap.ms, now - self.person_at)
 
     def note_pause(self, now: int) -> None:
         """Notes that a request came after the model had run dry."""
@@ -674,12 +703,47 @@ class ModelState(Candidate):
             self.slowdown += SLOWDOWN_WEIGHT * ((0.0 if seen < 0 else min(1.0, seen)) - self.slowdown)
         service.learn(taken_ms / self.batch_factor(beside))
 
+    @property
+    def next_load_ms(self) -> float:
+        """How long its next load takes: as usual, or as long as those that were given up, which were too short."""
+        return max(self.load.ms, self.given_up_ms)
+
+    @property
+    def is_load_unsure(self) -> bool:
+        """Whether its load time is a guess: it was never measured, or loads of it were given up since."""
+        return self.load.is_guess or self.given_up_ms > 0
+
     def load_left_ms(self, now: int) -> float:
         """How much longer its load takes: the rest of its usual time, then as long as it has been late.
 
-        A load that hangs would otherwise be over in a moment, at every moment.
+        A load that hangs would otherwise be over in a moment, at every moment. One that was never measured may take
+        as long again as it took so far. One that seems to hang ends at its limit, and the next one follows.
         """
-        return abs(self.load.ms - (now - self.since))
+        taken = now - self.since
+        if now >= self.hangs_at:
+            return max(0.0, self.load_limit_ms - taken) + self.halt.ms + self.next_load_ms
+        if self.is_load_unsure:
+            return max(self.load.ms - taken, taken)
+        return abs(self.load.ms - taken)
+
+    @property
+    def load_limit_ms(self) -> int:
+        """How long a load may take."""
+        if self.spec.load_timeout_ms is not None:
+            return self.spec.load_timeout_ms
+        if self.load.is_guess:
+            return max(round(LOAD_LIMIT_FACTOR * self.load.high_ms), LOAD_LIMIT_UNMEASURED_MS)
+        # A model that so far came from the page cache may come from a cold disk next time. Where that was never
+        # measured, its size sets the floor.
+        longest = max(self.load.high_ms, self.cold_load_ms or 0)
+        from_disk = self.load_from_disk_ms if self.cold_load_ms is None else 0
+        return round(max(LOAD_LIMIT_FACTOR * longest, from_disk, LOAD_LIMIT_MS_MIN))
+
+    def give_up(self, now: int) -> None:
+        """Notes that its load is over without a result. One that failed early says nothing about the time."""
+        taken = now - self.since
+        if self.stage is Stage.LOADING and taken > self.load.ms:
+            self.given_up_ms = max(self.given_up_ms, taken)
 
     @property
     def stuck_at(self) -> float:
@@ -695,6 +759,11 @@ class ModelState(Candidate):
     def slow_at(self) -> float:
         """When its load is slow enough to be reported."""
         return max(self.stuck_at, self.since + SLOW_LOAD_MS_MIN)
+
+    @property
+    def hangs_at(self) -> float:
+        """When nobody should expect any more that its load is over soon."""
+        return self.slow_at if self.load.is_guess else self.stuck_at
 
     @property
     def yields_at(self) -> float:

@@ -30,6 +30,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+from msgspec.structs import replace as struct_replace
+
 from watchbill.catalog import WorkClass
 from watchbill.core.contenders import movable, share_room, uncertainty, waiting, wanting, yielding
 from watchbill.core.cover import Cover, can_cover, cover
@@ -50,6 +52,7 @@ from watchbill.core.reasons import (
 from watchbill.core.resources import Needs, shortage
 from watchbill.core.state import State
 from watchbill.core.turns import (
+    SOFT_TURN_LOWER,
     Rank,
     Turn,
     by_class_and_age,
@@ -99,6 +102,9 @@ class Policy(Protocol):
 
 #: In favour of a lower class, an idle model leaves right after an answer once this share of its turn is over.
 LINGER_LOWER = 0.5
+#: Until the next answer it takes this share of the usual time between two: all of it where callers come at random, half
+#: of it where they come in a rhythm.
+AGAIN_SHARE = 0.75
 #: The length of "right after": a caller that sends its next request at once has done so, and the timer is not exact.
 JUST_MS = 3 * PAUSE_MS
 #: A load under way is aborted for a higher class at most this often per target.
@@ -264,36 +270,73 @@ class Rate:
             now,
             ahead=ahead,
             turn_in_ms=max(0.0, begins - now),
-            stays_ms=lambda other: self._stays_ms(state, other, model, request, now),
+            leaves_ms=lambda other, dry_ms: self._leaves_ms(
+                state, other, model, request, dry_ms=dry_ms, now=now
+            ),
             room=room,
         )
         back = returns_before(state, model, request, ahead, now)
         ends_in_ms = max(0.0, min(back.until, mine.begins) - now + model.load.ms - found.ms)
         found = found.plus(min(back.ms, ends_in_ms), guessed_by=back.models)
+        overtaken_ms = _overtaken_ms(state, model, request, found.ms - model.load.ms, now)
+        found = found.plus(min(overtaken_ms, max(0.0, mine.begins - now + model.load.ms - found.ms)))
         until = min(mine.begins, passed_until(state, model, request, now))
         found = found.after(until - now + model.load.ms)
         if now <= mine.latest and goes_first(state, model, request, ahead, now):
             found = found.before(mine.latest - now + mine.shortest_ms)  # nobody keeps it from its hard turn
+        if request.work_class > WorkClass.INTERACTIVE:
+            found = found.before(self._brought_in_ms(state, model, request, found.ms, now))
         return found
+
+    def _brought_in_ms(
+        self, state: State, model: Candidate, request: Request, within_ms: float, now: int
+    ) -> float:
+        """When an interactive request that is likely to come brings the model of a lower class into memory.
+
+        It is either one for the same model, or one that takes the room from a busy model of the same class: then the
+        request that has waited longest goes first.
+        """
+        brought_ms = math.inf
+        gap_ms = max(s.next_person_ms(now) for s in model.members)
+        if gap_ms < within_ms:
+            person = struct_replace(request, work_class=WorkClass.INTERACTIVE, arrived_at=now)
+            brought_ms = gap_ms + self.forecast(state, model, person, now).ms
+        return min(brought_ms, _freed_ms(state, model, request, now))
+
+    def _leaves_ms(
+        self, state: State, other: ModelState, model: Candidate, request: Request, *, dry_ms: float, now: int
+    ) -> float:
+        """When another model leaves that runs dry in `dry_ms`: never if its callers come back before that, after a
+        linger time where the balance, with this request in it, would not tip.
+
+        For a lower class it leaves after a part of its turn, whatever the balance says.
+        """
+        if other.is_kept_busy(now):
+            return math.inf
+        is_there = other.stage is Stage.READY
+        idle_ms = now - other.last_used if is_there and other.is_idle else 0
+        stays_ms = self._stays_ms(state, other, model, request, now)
+        quiet_ms = dry_ms + max(0.0, stays_ms - idle_ms)
+        if not stays_ms or request.work_class <= other.worth_class(now):
+            return quiet_ms
+        oldest = model.line.oldest_arrival()
+        since = min(now if oldest is None else oldest, now)
+        ready_ms = other.ready_at - now if is_there else dry_ms - other.service_of(len(other.line))
+        since_ms = max(since - now, ready_ms)
+        return _lingers_ms(other, dry_ms, since_ms, quiet_ms, now)
 
     def _stays_ms(
         self, state: State, other: ModelState, model: Candidate, request: Request, now: int
     ) -> float:
-        """How long another model stays after it ran dry: endlessly if it never does or its callers come back, a linger
-        time where the balance, with this request in it, would not tip.
-
-        For a lower class it leaves right after an answer, whatever the balance says.
-        """
-        if other.is_kept_busy(now):
-            return math.inf
-        if request.work_class > other.worth_class(now):
-            return 0.0
+        """How long another model stays after it ran dry, if nobody comes back."""
         balance = self.balance(state, model, (other,), now)
         waiting = balance.waiting + state.catalog.policy.weights[request.work_class]
         asked = other.inertia * other.demand(now)
         if replace(balance, waiting=waiting, residual_ms=0.0, momentum=asked).tips:
             return 0.0
-        return math.inf if other.is_frequented(now) and other.rate.is_known(now) else other.linger_ms
+        is_lower = request.work_class > other.worth_class(now)
+        comes_back = other.is_frequented(now) and other.rate.is_known(now)
+        return math.inf if comes_back and not is_lower else other.linger_ms
 
     def choose(self, state: State, now: int) -> Plan | None:
         """1. permanents return  2. the head of the turns  3. models that fit, or tip the balance, beside it."""
@@ -468,6 +511,60 @@ class Rate:
         lower = target.top_class() < min(model.plan_class, model.top_class())
         worth_it = model.load_left_ms(now) > target.load.ms + target.service.ms
         return lower and worth_it and not model.spec.permanent and model.aborts < ABORTS_MAX
+
+
+def _lingers_ms(other: ModelState, dry_ms: float, since_ms: float, quiet_ms: float, now: int) -> float:
+    """When a model leaves for a lower class that waits since `since_ms` (`Rate._momentum`): right after an answer once
+    a part of its turn is over, or when it stays idle for long.
+
+    Its callers come at random: it is idle after an answer if no other one has come meanwhile.
+    """
+    early_ms = since_ms + LINGER_LOWER * other.quantum_ms
+    if dry_ms >= early_ms and not (other.stage is Stage.READY and other.is_idle):
+        return dry_ms
+    late_ms = max(dry_ms, since_ms + other.quantum_ms + other.linger_ms)
+    per_ms = other.rate.seen(now) / max(other.rules.weights[other.worth_class(now)], 1e-9)
+    idle_again_ms = (
+        AGAIN_SHARE * math.exp(min(50.0, per_ms * other.service.ms)) / per_ms if per_ms else math.inf
+    )
+    if per_ms * quiet_ms < 1:
+        late_ms = min(late_ms, quiet_ms)
+    return min(late_ms, max(dry_ms, early_ms) + idle_again_ms)
+
+
+def _freed_ms(state: State, model: Candidate, request: Request, now: int) -> float:
+    """When an interactive request for another model has ended the turn of those that keep this one away."""
+    others = [
+        s for s in state.managed if s not in model.members and not s.spec.permanent and share_room(s, model)
+    ]
+    mine = (request.work_class, request.priority)
+    if any(s.is_kept_busy(now) and (s.worth_class(now), s.spec.priority) < mine for s in others):
+        return math.inf  # they come back first
+    away = [s for s in others if s.stage in AWAY and not s.line and s.next_person_ms(now) < math.inf]
+    per_ms = sum(1 / s.next_person_ms(now) for s in away)
+    if not per_ms:
+        return math.inf
+    turns = ((SOFT_TURN_LOWER + 1) * s.load.ms + max(s.quantum_ms, s.service.ms) for s in away)
+    return 1 / per_ms + max(turns) + model.load.ms
+
+
+def _overtaken_ms(state: State, model: Candidate, request: Request, until_load_ms: float, now: int) -> float:
+    """How long interactive requests that are likely to come delay a lower class, which waits so long for its load.
+
+    Each of them brings its own model in first, and the wait for a pause begins anew.
+    """
+    if request.work_class is WorkClass.INTERACTIVE or request.operator or until_load_ms <= 0:
+        return 0.0
+    per_ms = cost_ms = 0.0
+    for other in state.in_stage(*AWAY):
+        gap_ms = other.next_person_ms(now)
+        if other.line or other in model.members or gap_ms == math.inf or not share_room(other, model):
+            continue
+        per_ms += 1 / gap_ms
+        cost_ms += (other.load.ms + max(until_load_ms, LINGER_LOWER * other.quantum_ms)) / gap_ms
+    if not per_ms:
+        return 0.0
+    return math.expm1(min(50.0, per_ms * until_load_ms)) * cost_ms / per_ms
 
 
 def _is_passed(target: Candidate, rank: Rank, others: Iterable[tuple[Rank, Candidate]]) -> bool:

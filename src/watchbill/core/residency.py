@@ -119,11 +119,6 @@ def stage_after(model: ModelState, move: Move) -> Stage:
     return stage
 
 
-#: Limits of a load: this many times the longest that was measured, and at least this. One that was never measured gets
-#: more.
-LOAD_LIMIT_FACTOR = 3
-LOAD_LIMIT_MS_MIN = 10_000
-LOAD_LIMIT_UNMEASURED_MS = 300_000
 #: A load that failed because of the disk is retried after this, if a request waits for it.
 DISK_RETRY_MS = 3_000
 #: The answer of the disk is awaited this long before a model is stopped for a load. A disk that hangs answers nothing.
@@ -217,6 +212,7 @@ class Residency:
             self.halt(model, why, now, hard=False)
         elif model.stage is Stage.LOADING:
             if target and now >= model.yields_at:
+                model.give_up(now)
                 self.fail(model, _given_up(model, target, now), hopeless=False, now=now)
             elif target:
                 model.aborts += 1
@@ -350,13 +346,13 @@ class Residency:
         wakes = model.sleeps
         self.enter(model, Move.LOAD, now)
         if wakes:
-            self._state.out.append(WakeModel(model.name, model.attempt, self.load_limit(model)))
+            self._state.out.append(WakeModel(model.name, model.attempt, model.load_limit_ms))
             self._state.note(
                 JournalEvent.WAKE, "memory reserved, waking", model, size=sum(model.sizes().values())
             )
             return
         expected = None if model.load.is_guess else round(model.load.ms)
-        self._state.out.append(Load(model.name, model.attempt, self.load_limit(model), expected))
+        self._state.out.append(Load(model.name, model.attempt, model.load_limit_ms, expected))
         self._state.note(
             JournalEvent.LOAD, "memory reserved, loading", model, size=sum(model.sizes().values())
         )
@@ -458,19 +454,6 @@ class Residency:
         self._state.out.append(Alert("quarantine", text, model.name))
         self._state.note(JournalEvent.QUARANTINE, reason, model, ms=pause)
 
-    @staticmethod
-    def load_limit(model: ModelState) -> int:
-        """How long a load may take."""
-        if model.spec.load_timeout_ms is not None:
-            return model.spec.load_timeout_ms
-        if model.load.is_guess:
-            return max(round(LOAD_LIMIT_FACTOR * model.load.high_ms), LOAD_LIMIT_UNMEASURED_MS)
-        # A model that so far came from the page cache may come from a cold disk next time. Where that was never
-        # measured, its size sets the floor.
-        longest = max(model.load.high_ms, model.cold_load_ms or 0)
-        from_disk = model.load_from_disk_ms if model.cold_load_ms is None else 0
-        return round(max(LOAD_LIMIT_FACTOR * longest, from_disk, LOAD_LIMIT_MS_MIN))
-
     # ------------------------------------------------------------------ answers of the engines
 
     def loaded(self, event: Loaded, now: int) -> None:
@@ -480,6 +463,7 @@ class Residency:
             return
         taken, woke = now - model.since, model.load is model.wake
         model.load.learn(taken)
+        model.given_up_ms = 0.0
         model.failures, model.failure, model.trouble, model.hopeless = 0, None, None, False
         self.enter(model, Move.WARM, now)
         model.ready_at = model.last_used = self._state.active_at = now
@@ -497,6 +481,8 @@ class Residency:
         model = self._current(event.model, event.attempt, Stage.LOADING)
         if model is None:
             return
+        if event.blame is Blame.MODEL:
+            model.give_up(now)
         if not event.remains:
             self.enter(model, Move.GONE, now)
         if event.blame is Blame.HOST:
@@ -696,6 +682,7 @@ class Residency:
                 if model.silence is not None:
                     self.put_off(model, model.silence, now)
                 else:
+                    model.give_up(now)
                     self.fail(model, late, hopeless=False, now=now)
                 self.halt(model, "its load took too long", now, hard=True)
             elif model.stage is Stage.STOPPING:
@@ -707,7 +694,7 @@ class Residency:
     def deadline(self, model: ModelState) -> int | None:
         """When a model that waits for an answer stops waiting."""
         if model.stage is Stage.LOADING:
-            return model.since + self.load_limit(model) + LOAD_ANSWER_MS
+            return model.since + model.load_limit_ms + LOAD_ANSWER_MS
         if model.stage is Stage.STOPPING:
             return model.since + STOP_LIMIT_MS
         if model.stage is Stage.PLANNED and model.clear_since is not None:

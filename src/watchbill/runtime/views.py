@@ -484,7 +484,10 @@ def loading_text(model: ModelState, now: int) -> str:
     usual = f"{model.load.ms / 1000:.1f} s"
     if now - model.since <= model.load.ms:
         return f"{model.name} is loading, which takes about {usual}"
-    return f"{model.name} has been loading for {(now - model.since) / 1000:.1f} s, where about {usual} were expected"
+    late = f"{model.name} has been loading for {(now - model.since) / 1000:.1f} s, where about {usual} were expected"
+    if now < model.hangs_at:
+        return late
+    return f"{late}: it seems to hang, and is given up after {model.load_limit_ms / 1000:.0f} s"
 
 
 def wakes_text(model: ModelState) -> str:

@@ -365,16 +365,19 @@ def _operator(draw: random.Random, world: World, models: list[Model]) -> None:
 
 
 def _fill_disk(draw: random.Random, world: World) -> None:
-    """In every fourth world the disk is full for a while."""
+    """In every fourth world the room on the disk comes and goes, sometimes faster than the machine is read."""
     if draw.random() < 0.75:
         return
 
     def turn(fault: str | None) -> None:
         world.disk_fault = fault  # the core is not told: it has to look
 
-    begins = draw.uniform(0, TROUBLE_MS / 2)
-    world.at(begins, lambda: turn("No space left on device"))
-    world.at(begins + draw.uniform(2_000, 40_000), lambda: turn(None))
+    when, longest_ms = draw.uniform(0, TROUBLE_MS / 4), draw.choice((1_500, 1_500, 40_000))
+    while when < TROUBLE_MS:
+        world.at(when, lambda: turn("No space left on device"))
+        when += draw.uniform(100, longest_ms)
+        world.at(when, lambda: turn(None))
+        when += draw.uniform(100, 6_000)
 
 
 def _evict(world: World, event: EvictAsked) -> None:
