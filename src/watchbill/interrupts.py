@@ -6,10 +6,11 @@ have something to clean up. A process that was started with Ctrl-C ignored, as a
 ignoring it.
 """
 
+import atexit
 import os
 import signal
 
-__all__ = ["STOPPED", "leave_at_once", "raise_again"]
+__all__ = ["STOPPED", "keep_exit_code", "leave_at_once", "raise_again"]
 
 #: The exit code of a command that was stopped with Ctrl-C.
 STOPPED = 130
@@ -25,6 +26,20 @@ def raise_again() -> None:
     """From now on Ctrl-C is a KeyboardInterrupt; does nothing but after `leave_at_once`."""
     if signal.getsignal(signal.SIGINT) is _leave:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def keep_exit_code() -> None:
+    """Has a Ctrl-C ignored at the very end of the process. Call it before anything else is registered with `atexit`.
+
+    Python takes its handlers away before the process has ended; a Ctrl-C after that would replace the exit code by the
+    signal. All threads have ended by then, so nothing is left that could hang.
+    """
+    atexit.register(_ignore)
+
+
+def _ignore() -> None:
+    if signal.getsignal(signal.SIGINT) is _leave:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _leave(_number: int, _frame: object) -> None:

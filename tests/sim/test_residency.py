@@ -732,6 +732,37 @@ def test_the_disk_is_looked_at_before_a_warm_model_is_stopped_for_a_load(
     assert still.outcome == "answered" and not world.judge.broken
 
 
+@pytest.mark.parametrize("victim", [Stage.ASLEEP, Stage.LOADING])
+def test_the_disk_is_looked_at_before_a_model_is_stopped_at_once(
+    world_of: WorldOf, model: ModelOf, victim: Stage
+) -> None:
+    """RES-20: a model that sleeps or loads does not drain first. Found by random worlds: it was stopped for a load
+    that failed a moment later."""
+    asleep = {"gpu:0": Bytes(10**10)} if victim is Stage.ASLEEP else {}
+    world = world_of(
+        model("A", sleep_ms=Millis(1_000) if asleep else None, sleeps_when_told=True, asleep=asleep),
+        model("B"),
+        load_ms=20_000 if victim is Stage.LOADING else 1_000,
+        known_service_ms=10_000 if victim is Stage.LOADING else 500,
+    )
+    world.truth["A"] = world.engines["A"].model = replace(world.truth["A"], asleep=dict(asleep))
+    world.arrive("A", 300, lane="batch")
+    world.run(1_001 if victim is Stage.LOADING else 10_001)
+    assert world.core.state.models["A"].stage is victim
+    for _ in range(3):
+        world.core.state.models["B"].load.learn(100)  # so quick that a load in its way is worth giving up
+    world.disk_fault = "No space left on device"
+    told = world.arrive("B", 300, lane="chat")
+    world.run(world.now + 500)
+    assert told.outcome == "disk_failed"
+    assert world.core.state.models["A"].stage is victim and not world.judge.broken
+    world.disk_fault = None
+    world.run(world.now + 2_000)
+    served = world.arrive("B", 300, lane="chat")
+    world.run(world.now + 30_000)
+    assert served.outcome == "answered"
+
+
 def test_a_disk_that_does_not_answer_holds_up_no_swap(world_of: WorldOf, model: ModelOf) -> None:
     """RES-20: a disk that hangs says nothing about the load; it is waited for a second, and the next swap does not
     wait again."""

@@ -20,6 +20,7 @@ from watchbill.gateway.http.messages import Inbox, Line
 from watchbill.limits import EVENT_STREAMS_MAX
 from watchbill.runtime import driver
 from watchbill.runtime.ticket import Submission
+from watchbill.units import Bytes
 
 CHAT = {"model": "a", "messages": [{"role": "user", "content": "hi"}]}
 STREAM = {**CHAT, "stream": True}
@@ -422,6 +423,32 @@ async def test_signs_of_life_say_a_time_only_while_there_is_ground_for_it(
                 assert b"about" in line or not line.startswith(b": ")
         opened.engine.gate.set()
         assert b"[DONE]" in await reader.readuntil(b"0\r\n\r\n")
+
+
+async def test_a_stream_says_no_time_while_its_device_is_in_maintenance(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """RES-14, LANE-08: nobody knows when the device is back: the comments promise nothing, not even the forecast that
+    the request had when it came. The answer follows when the device is back."""
+    monkeypatch.setattr(relay, "HEADERS_HELD_MS", 20)
+    monkeypatch.setattr(relay, "KEEP_ALIVE_COMMENT_MS", 20)
+    # A guess of five seconds for its load.
+    large = dataclasses.replace(CATALOG.models["a"], memory={"ram": Bytes(800 * 2**20)})
+    catalog = dataclasses.replace(CATALOG, models={"a": large})
+    async with open_gateway(catalog=catalog) as opened:
+        opened.engine.gate.clear()
+        reader, writer = await opened.connect()
+        writer.write(post(STREAM))
+        async with asyncio.timeout(20):
+            await reader.readuntil(b": queued, about ")  # the load that it waits for is forecast
+            lent = asyncio.create_task(opened.ask("/wb/v1/maintenance", {"device": "ram", "for": "a test"}))
+            comments = await reader.readuntil(b": queued\n")
+            assert b"about 1 s" not in comments  # the time was withdrawn before it was over
+            opened.engine.gate.set()
+            assert (await lent).status == 200
+            back = await opened.ask("/wb/v1/maintenance?device=ram", method="DELETE")
+            assert back.status == 200
+            assert b"hello" in await reader.readuntil(b"[DONE]")
 
 
 async def test_a_refusal_after_the_headers_is_an_event(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ LOOPS = {"asyncio": "asyncio.new_event_loop", "uvloop": "uvloop.new_event_loop"}
 class Program:
     """A process with Signals in its event loop, and what it prints."""
 
-    def __init__(self, loop: str, body: str) -> None:
+    def __init__(self, loop: str, body: str, *, before: str = "") -> None:
         text = f"""
 import asyncio, sys, threading, time
 from watchbill.processes import Signals
@@ -23,6 +23,8 @@ from watchbill.processes import Signals
 
 def say(*words):
     print(*words, flush=True)
+
+{before}
 
 async def main():
     stopped = asyncio.Event()
@@ -60,6 +62,27 @@ def test_a_loop_that_is_free_hears_every_signal(loop: str) -> None:
     assert program.line() == "reload"
     program.process.send_signal(signal.SIGINT)
     assert program.line() == "stop 130"
+    assert program.end() == (0, "")
+
+
+#: Each handler that is set is followed by its own signal, before anything else can be done.
+AT_ONCE = """
+import os, signal
+install = signal.signal
+def signal_at_once(number, handler):
+    install(number, handler)
+    if number == signal.SIGTERM:
+        os.kill(os.getpid(), number)
+signal.signal = signal_at_once
+"""
+
+
+@pytest.mark.timeout(60)
+def test_a_signal_while_the_handlers_are_set_is_heard(loop: str) -> None:
+    """P6: it was lost between the handler and the pipe, and the daemon went on after a Ctrl-C during its start."""
+    body = "await asyncio.wait_for(stopped.wait(), 20); signals.leaving(0)"
+    program = Program(loop, body, before=AT_ONCE)
+    assert program.line() == "stop 0"
     assert program.end() == (0, "")
 
 

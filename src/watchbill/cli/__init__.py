@@ -17,7 +17,7 @@ from typing import TextIO
 
 from watchbill.cli.quick import lead_with_command, run_quickly, understand
 from watchbill.errors import IllegalTransition, NotReachable, OursError, WatchbillError
-from watchbill.interrupts import STOPPED, leave_at_once
+from watchbill.interrupts import STOPPED, keep_exit_code, leave_at_once
 
 __all__ = ["DONE", "FAILED", "NO_DAEMON", "STOPPED", "WRONG_USE", "main", "run"]
 
@@ -29,6 +29,7 @@ _EXACT, _READABLE = "watchbill-exact", "watchbill-readable"
 
 def main() -> None:
     """Runs the `watchbill` command and exits with its exit code."""
+    keep_exit_code()
     _stand_in_for_closed_streams()
     codecs.register_error(_EXACT, partial(_spell, is_exact=True))
     codecs.register_error(_READABLE, partial(_spell, is_exact=False))

@@ -225,7 +225,7 @@ class Machine:
         for _ in range(2 * len(self.state.lines()) + 2):
             self.state.refresh(now)
             plan = self.policy.choose(self.state, now)
-            if plan is None:
+            if plan is None or self._residency.looks_first(plan, now):
                 return
             self._residency.start(plan, now)
             self._dispatch.grant(now)

@@ -167,15 +167,30 @@ class Residency:
             model.plan_for = target.name
             self.enter(model, Move.PLAN, now)
         target.is_under_way = target.is_set
-        if plan.victims and self._state.disk_asked_at is None and any(map(_writes, target.arriving)):
-            self._state.disk_asked_at = now
-            self._state.out.append(LookAtDisk())
+        if plan.victims and any(map(_writes, target.arriving)):
+            self._ask_disk(now)
         swapped = Swapped(plan.kind, target.name, plan.reason)
         for victim in plan.victims:
             self.close(victim, swapped, now, cause=Cause.SWAP, sleep=victim in sleeping)
         members, leaving = (tuple(s.name for s in models) for models in (target.members, plan.victims))
         planned = Planned(plan.kind, target.name, members, plan.reason, leaving)
         self._state.note(JournalEvent.PLAN, planned, target.serving)
+
+    def looks_first(self, plan: Plan, now: int) -> bool:
+        """Whether a plan waits for the answer of the disk: a victim would be stopped at once, without draining."""
+        state = self._state
+        at_once = any(v.stage in (Stage.ASLEEP, Stage.LOADING) for v in plan.victims)
+        if not at_once or state.disk_seen_at == now or not any(map(_writes, plan.target.arriving)):
+            return False
+        self._ask_disk(now)
+        asked_at = now if state.disk_asked_at is None else state.disk_asked_at
+        state.wakes.append(asked_at + DISK_ANSWER_MS)
+        return now < asked_at + DISK_ANSWER_MS
+
+    def _ask_disk(self, now: int) -> None:
+        if self._state.disk_asked_at is None and self._state.disk_seen_at != now:
+            self._state.disk_asked_at = now
+            self._state.out.append(LookAtDisk())
 
     def _may_sleep(self, plan: Plan) -> list[ModelState]:
         """The victims that only need to sleep: the memory that they free is enough, and they are back sooner."""
@@ -604,7 +619,7 @@ class Residency:
 
     def disk_seen(self, event: DiskSeen, now: int) -> None:
         """Takes over the answer of the disk: a model that has drained may be stopped, or stays."""
-        self._state.disk_asked_at = None
+        self._state.disk_asked_at, self._state.disk_seen_at = None, now
         self._see_disk(event.fault)
 
     def _see_disk(self, fault: str | None) -> None:

@@ -99,6 +99,7 @@ class State:
         self.is_closing = False
         self.disk_fault: str | None = None  # what the disk of the root said when it was last tried
         self.disk_asked_at: int | None = None  # since when its answer to a question is awaited
+        self.disk_seen_at: int | None = None  # when it last answered one
         self.must_look_at_engines = (
             False  # this step counted something against an engine: the watchdog must look
         )

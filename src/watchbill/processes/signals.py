@@ -45,9 +45,11 @@ class Signals:
         self._heard, self._said = os.pipe()
         for end in (self._heard, self._said):
             os.set_blocking(end, False)
+        # The pipe before the handlers: a signal between the two would go to the pipe of the event loop, where nothing
+        # waits for it, and to a handler that does nothing. The daemon then went on after a Ctrl-C during its start.
+        signal.set_wakeup_fd(self._said, warn_on_full_buffer=False)
         for number in (*_EXIT_CODES, signal.SIGHUP):
             signal.signal(number, _on_nothing)
-        signal.set_wakeup_fd(self._said, warn_on_full_buffer=False)
         threading.Thread(target=self._listen, name="watchbill-signals", daemon=True).start()
 
     def leaving(self, exit_code: int) -> None:

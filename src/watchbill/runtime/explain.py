@@ -11,7 +11,7 @@ from watchbill.catalog import LOCAL_SITE
 from watchbill.core.absence import Why, absence_of, describe
 from watchbill.core.companions import set_name
 from watchbill.core.machine import Machine
-from watchbill.core.messages import Action, Admit, Arrived, Grant, Note, Refuse, Request
+from watchbill.core.messages import Action, Admit, Arrived, DiskSeen, Grant, LookAtDisk, Note, Refuse, Request
 from watchbill.core.model_state import STAYING, Candidate, ModelState, ModelStatus, Stage
 from watchbill.core.policy import Balance, Rate, movable
 from watchbill.core.reasons import Planned
@@ -43,6 +43,8 @@ def explain_steps(core: Machine, request: Request, now: int) -> Steps[dict[str, 
     absence = absence_of(core.state, core.state.models[request.model], now)
     asleep = f"{wakes_text(model)}; " if stage is ModelStatus.ASLEEP else ""
     actions = machine.step(Arrived(replace(request, id=_PROBE)), now)
+    if any(isinstance(action, LookAtDisk) for action in actions):
+        actions += machine.step(DiskSeen(machine.state.disk_fault), now)
     yield
     admitted = next((a for a in actions if isinstance(a, Admit | Grant) and a.id == _PROBE), None)
     refused = next((a for a in actions if isinstance(a, Refuse) and a.id == _PROBE), None)

@@ -365,8 +365,8 @@ def _operator(draw: random.Random, world: World, models: list[Model]) -> None:
 
 
 def _fill_disk(draw: random.Random, world: World) -> None:
-    """In every fourth world the room on the disk comes and goes, sometimes faster than the machine is read."""
-    if draw.random() < 0.75:
+    """In every second world the room on the disk comes and goes, sometimes faster than the machine is read."""
+    if draw.random() < 0.5:
         return
 
     def turn(fault: str | None) -> None:

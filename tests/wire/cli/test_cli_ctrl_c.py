@@ -93,6 +93,32 @@ def test_an_import_that_is_interrupted_says_nothing(alone, tmp_path):
         assert (module, done.returncode, done.stderr) == (module, 130, "")
 
 
+#: The last thing that a process does in Python: it is stopped with Ctrl-C when its handlers are gone.
+LAST = """
+import os, signal, sys
+from watchbill import __main__ as way_in
+class Last:
+    def __del__(self, kill=os.kill, pid=os.getpid(), number=signal.SIGINT, really=True):
+        if really:
+            kill(pid, number)
+sys.last = Last()
+sys.argv = ["watchbill", "spool", "list", "--spool", "./nothing"]
+way_in.main()
+"""
+
+
+def test_ctrl_c_at_the_very_end_does_not_change_the_exit_code(alone):
+    """pitfalls: Python had taken its handlers away, and a second Ctrl-C at the prompt gave -2 in place of 130."""
+    ends = {
+        subprocess.run(
+            [sys.executable, "-c", text], env=alone.environment, cwd=alone.home, capture_output=True, timeout=60,
+            check=False,
+        ).returncode
+        for text in (LAST, LAST.replace("really=True", "really=False"))
+    }  # fmt: skip
+    assert len(ends) == 1 and ends != {-signal.SIGINT}, ends
+
+
 def test_a_command_in_the_background_of_a_shell_keeps_ignoring_ctrl_c(alone):
     """A shell starts `command &` with Ctrl-C ignored: another command's Ctrl-C does not end it."""
     running = subprocess.Popen(
