@@ -1,7 +1,7 @@
 """Admission: which requests wait, which are refused at once, and which have waited too long.
 
-Admission is decided at once, and the decision is reported. A request that cannot start within its lane's max_wait,
-even by the optimistic forecast, is refused immediately with the forecast as its Retry-After, instead of waiting in
+Admission is decided at once, and the decision is reported. A request whose forecast is far beyond its lane's max_wait
+is refused immediately with the forecast as its Retry-After, instead of waiting in
 vain. Waiting in a lane always ends: with a grant, with a refusal at the due time, or because the caller left.
 
 A model may have copies at other sites (`routing`): a request that would be refused here, or would wait longer than the
@@ -37,6 +37,9 @@ __all__ = ["Admission"]
 #: Bounds of the Retry-After of a refused request.
 RETRY_AFTER_MIN_MS = 1_000
 RETRY_AFTER_MAX_MS = 3_600_000
+#: A request is refused at its arrival when its forecast is this many times its patience. A forecast is in the middle of
+#: what happens: of those that were refused for a few seconds on a busy machine, most would have been served in time.
+REFUSED_BEYOND = 1.25
 #: Keys of latest-wins lanes are forgotten beyond this many, unless their request still waits or runs.
 LATEST_KEYS_MAX = 4_096
 #: Retry-After of a request that meets a full lane or a closing daemon.
@@ -99,7 +102,8 @@ class Admission:
                 is_open = forecast.is_guess and (
                     bound_ms == request.max_wait_ms or choice.stage is not Stage.READY
                 )
-                if forecast.ms <= bound_ms or is_open or not self.policy.refuses_late:
+                in_time = forecast.ms <= (REFUSED_BEYOND if bound_ms == request.max_wait_ms else 1) * bound_ms
+                if in_time or is_open or not self.policy.refuses_late:
                     self._admit(request, choice, min(forecast.ms, request.max_wait_ms), now)
                     return
         self._refuse_late(request, asked, min(forecast.ms for forecast in forecasts), now)
