@@ -39,7 +39,7 @@ RETRY_AFTER_MIN_MS = 1_000
 RETRY_AFTER_MAX_MS = 3_600_000
 #: A request is refused at its arrival when its forecast is this many times its patience. A forecast is in the middle of
 #: what happens: of those that were refused for a few seconds on a busy machine, most would have been served in time.
-REFUSED_BEYOND = 1.25
+REFUSED_BEYOND = 1.1
 #: Keys of latest-wins lanes are forgotten beyond this many, unless their request still waits or runs.
 LATEST_KEYS_MAX = 4_096
 #: Retry-After of a request that meets a full lane or a closing daemon.
