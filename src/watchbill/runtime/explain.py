@@ -42,9 +42,7 @@ def explain_steps(core: Machine, request: Request, now: int) -> Steps[dict[str, 
         policy += f", for now turns because {why}"
     absence = absence_of(core.state, core.state.models[request.model], now)
     asleep = f"{wakes_text(model)}; " if stage is ModelStatus.ASLEEP else ""
-    actions = machine.step(Arrived(replace(request, id=_PROBE)), now)
-    if any(isinstance(action, LookAtDisk) for action in actions):
-        actions += machine.step(DiskSeen(machine.state.disk_fault), now)
+    actions = _arrives(machine, replace(request, id=_PROBE), now)
     yield
     admitted = next((a for a in actions if isinstance(a, Admit | Grant) and a.id == _PROBE), None)
     refused = next((a for a in actions if isinstance(a, Refuse) and a.id == _PROBE), None)
@@ -92,6 +90,14 @@ def explain_steps(core: Machine, request: Request, now: int) -> Steps[dict[str, 
         "memory": sum(model.sizes().values()),
         "queued": len(core.state.models[request.model].line),
     }
+
+
+def _arrives(machine: Machine, request: Request, now: int) -> list[Action]:
+    """The decisions about a request. The disk, where a plan asks for it, answers what was last seen of it."""
+    actions = machine.step(Arrived(request), now)
+    if any(isinstance(action, LookAtDisk) for action in actions):
+        actions += machine.step(DiskSeen(machine.state.disk_fault), now)
+    return actions
 
 
 def _route(core: Machine, request: Request, serving: str | None, now: int) -> dict[str, object]:
