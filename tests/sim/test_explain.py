@@ -60,6 +60,8 @@ def compare(world: World, model: str) -> str:
 
     told = len(world.journal)
     caller = world.arrive(model, 1_000, lane="interactive")
+    if world.core.state.disk_asked_at is not None:  # explained is what happens if the disk is as it was last seen
+        world.feed(m.DiskSeen(world.core.state.disk_fault))
     refused = caller.outcome if caller.state == "ended" else ""
     planned = any(n.event == "plan" and n.model == caller.served_by for _, n in world.journal[told:])
     left = [n for n, target in leaving(world).items() if target == caller.served_by and n not in before]
