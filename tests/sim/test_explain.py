@@ -60,7 +60,7 @@ def compare(world: World, model: str) -> str:
 
     told = len(world.journal)
     caller = world.arrive(model, 1_000, lane="interactive")
-    if world.core.state.disk_asked_at is not None:  # explained is what happens if the disk is as it was last seen
+    if world.core.state.disk_asked_at is not None:  # explained for a disk that is as it was last seen
         world.feed(m.DiskSeen(world.core.state.disk_fault))
     refused = caller.outcome if caller.state == "ended" else ""
     planned = any(n.event == "plan" and n.model == caller.served_by for _, n in world.journal[told:])
