@@ -42,7 +42,7 @@ CALLERS = (
     ("assistant", "default", 3), ("coder", "default", 3), ("writer", "default", 4), ("vision", "default", 2),
     ("speech", "night", 2), ("judge", "night", 2), ("writer", "night", 3),
 )  # fmt: skip
-RUN_S = 80
+RUN_S = 60
 
 
 def config() -> str:

@@ -10,6 +10,8 @@ const DAY_MS = 864e5;
 const BARS_MAX = 12_000;
 const ENDS = new Set(["stopped", "lost", "died", "reset", "load_failed", "quarantine", "disk_failed"]);
 const FAILED = new Set(["died", "reset", "load_failed", "quarantine", "stuck", "disk_failed"]);
+const MOVES = new Set(["start", "load", "wake", "loaded", "awake", "reopen", "asleep", "evict", "stuck", ...ENDS]);
+const isMove = (line) => MOVES.has(line.event);
 const WORDS = { loading: "loading", resident: "in memory", draining: "leaving", asleep: "asleep" };
 
 /** Bars of residency, made of the journal's lines in their order. */
@@ -139,8 +141,11 @@ export function timelineView() {
 
   live.addEventListener("begun", read);
   live.addEventListener("journal", ({ detail }) => {
-    for (const each of detail.journal) (view.ready ? view.residency : { take: (l) => view.waiting.push(l) }).take(each);
-    view.dirty = true;
+    for (const each of detail.journal.filter(isMove)) {
+      if (view.ready) view.residency.take(each);
+      else view.waiting.push(each);
+      view.dirty = true;
+    }
   });
   list.addEventListener("pointerover", (event) => point(event.target, tip));
   list.addEventListener("pointerleave", () => hide(tip));
