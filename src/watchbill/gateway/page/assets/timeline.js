@@ -142,6 +142,7 @@ export function timelineView() {
   live.addEventListener("begun", read);
   live.addEventListener("journal", ({ detail }) => {
     for (const each of detail.journal.filter(isMove)) {
+      live.changed.add("journal"); // drawn with this message, also where nothing else changed
       if (view.ready) view.residency.take(each);
       else view.waiting.push(each);
       view.dirty = true;
@@ -177,7 +178,7 @@ function visible(bars, base, span, now) {
     const last = found.at(-1);
     const tiny = bar.to !== null && bar.to - bar.from < least;
     if (tiny && last && bar.from - (last.to ?? now) < least && last.to !== null && last.to - last.from < 8 * least) {
-      found[found.length - 1] = { ...last, to: bar.to, many: (last.many ?? 1) + 1, failed: last.failed || bar.failed };
+      found[found.length - 1] = { ...last, to: bar.to, many: (last.many ?? 1) + 1, failed: last.failed || bar.failed, left: bar.left ?? bar.why };
     } else found.push(bar);
   }
   return { bars: found.slice(-300), base, span };
