@@ -13,6 +13,7 @@ from typing import Literal
 
 from watchbill.errors import ModelNotFound
 from watchbill.limits import QUEUE_KEY_SHARES
+from watchbill.quoting import quoted
 from watchbill.units import Bytes, Millis
 
 __all__ = [
@@ -538,5 +539,5 @@ class Catalog:
             offered = self.offered
             known = ", ".join(islice(offered, _MODELS_TOLD_MAX)) or "none"
             more = ", ..." if len(offered) > _MODELS_TOLD_MAX else ""
-            raise ModelNotFound(f"no model is called {name[:100]!r}; there are: {known}{more}")
+            raise ModelNotFound(f"no model is called {quoted(name)}; there are: {known}{more}")
         return model

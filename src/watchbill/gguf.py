@@ -33,6 +33,7 @@ from watchbill.limits import (
     GGUF_TENSORS_MAX,
     GGUF_TEXT_BYTES_MAX,
 )  # fmt: skip
+from watchbill.quoting import quoted
 from watchbill.units import Bytes
 
 __all__ = ["GgufError", "Header", "Prediction", "predict", "read_header"]
@@ -191,11 +192,11 @@ class _Reader:
         elif kind == ARRAY:
             self._read_array(key)
         else:
-            raise self._error(f"key {key[:80]!r} has the unknown type {kind}")
+            raise self._error(f"key {quoted(key)} has the unknown type {kind}")
 
     def _read_array(self, key: str) -> None:
         kind = int(self._number("<I"))
-        count = self._count(f"entries in {key[:80]!r}", GGUF_ARRAY_LEN_MAX)
+        count = self._count(f"entries in {quoted(key)}", GGUF_ARRAY_LEN_MAX)
         self._lengths[key] = count
         if kind == TEXT:
             self._skip_texts(count)
@@ -205,7 +206,7 @@ class _Reader:
             if count <= GGUF_NUMBERS_MAX:
                 self._values[key] = unpack_from(f"<{count}{packed[1]}", raw)
         else:  # arrays of arrays are legal, but no model has them, and nesting is a way to crash parsers
-            raise self._error(f"array {key[:80]!r} holds values of the unknown type {kind}")
+            raise self._error(f"array {quoted(key)} holds values of the unknown type {kind}")
 
     def _skip_texts(self, count: int) -> None:
         """Skips a vocabulary: half a million texts, so only the lengths are read."""
@@ -222,14 +223,14 @@ class _Reader:
         name = self._text(GGUF_KEY_BYTES_MAX)
         dimensions = int(self._number("<I"))
         if dimensions > GGUF_DIMENSIONS_MAX:
-            raise self._error(f"tensor {name[:80]!r} has {dimensions} dimensions")
+            raise self._error(f"tensor {quoted(name)} has {dimensions} dimensions")
         shape = [int(self._number("<Q")) for _ in range(dimensions)]
         kind, offset = int(self._number("<I")), int(self._number("<Q"))
         values = 1
         for extent in shape:
             values *= extent
         if values >= 2**63 or offset >= 2**63:
-            raise self._error(f"tensor {name[:80]!r} is impossibly large")
+            raise self._error(f"tensor {quoted(name)} is impossibly large")
         return _Tensor(values, kind, offset, shape[0] if shape else 1)
 
     def _check_extents(self, infos: list[_Tensor]) -> int:

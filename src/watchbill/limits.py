@@ -17,7 +17,9 @@ PATH_BYTES_MAX = 4096
 PATH_PART_BYTES_MAX = 255
 REQUEST_ID_CHARS_MAX = 128
 #: How much of a text from outside a message shows.
-QUOTED_CHARS_MAX = 60
+QUOTED_CHARS_MAX = 100
+#: How much of a sentence of another program a message repeats: an error of an engine, or of the operator's own code.
+SAID_CHARS_MAX = 200
 HEADER_TEXT_CHARS_MAX = 256
 
 # ------------------------------------------------------------------ config

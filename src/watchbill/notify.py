@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Mapping
 
 from watchbill.limits import NOTIFY_TEXT_CHARS_MAX
+from watchbill.quoting import on_one_line
 
 __all__ = ["Notifier"]
 
@@ -69,7 +70,7 @@ class Notifier:
 
 
 def _status(text: str) -> str:
-    return f"STATUS={' '.join(text.split())[:NOTIFY_TEXT_CHARS_MAX]}"
+    return f"STATUS={on_one_line(text, NOTIFY_TEXT_CHARS_MAX)}"
 
 
 def _ping_s(environment: Mapping[str, str]) -> float | None:

@@ -1,8 +1,8 @@
 """Texts from outside in messages: escaped and cut, so that none harms a terminal or fills a log."""
 
-from watchbill.limits import QUOTED_CHARS_MAX
+from watchbill.limits import QUOTED_CHARS_MAX, SAID_CHARS_MAX
 
-__all__ = ["cut", "quoted"]
+__all__ = ["cut", "described", "on_one_line", "quoted"]
 
 
 def cut(text: str, chars_max: int = QUOTED_CHARS_MAX) -> str:
@@ -16,3 +16,15 @@ def quoted(value: object, chars_max: int = QUOTED_CHARS_MAX) -> str:
         return cut(ascii(value), chars_max)
     shown = ascii(cut(value, chars_max))  # escapes make a text up to ten times as long: "\U0010ffff"
     return shown if len(shown) <= 2 * chars_max else f"{shown[: 2 * chars_max - 4]}...{shown[-1]}"
+
+
+def on_one_line(text: str, chars_max: int = SAID_CHARS_MAX) -> str:
+    """The words of another program: on one line, without control characters, and short."""
+    # Four characters for each that is shown: a text of megabytes is not split whole.
+    plain = "".join(letter if letter.isprintable() else " " for letter in text[: 4 * chars_max])
+    return cut(" ".join(plain.split()), chars_max)
+
+
+def described(error: BaseException) -> str:
+    """An error of code that is not ours: its type and its words."""
+    return f"{type(error).__name__}: {on_one_line(str(error))}"

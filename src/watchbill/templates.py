@@ -16,6 +16,7 @@ import msgspec
 
 from watchbill.errors import ConfigError, RequestError
 from watchbill.limits import TEMPLATE_CHARS_MAX, TEMPLATE_VALUE_CHARS_MAX
+from watchbill.quoting import cut, quoted
 
 __all__ = ["PLACES", "Template"]
 
@@ -62,7 +63,7 @@ def _known(place: str) -> str:
         return place
     known = ", ".join(f"{{{name}}}" for name in PLACES)
     raise ConfigError(
-        f"there is no {{{place[:60]}}}", hint=f"use {known}, {{payload.NAME}}, or {{{{ for a brace"
+        f"there is no {{{cut(place)}}}", hint=f"use {known}, {{payload.NAME}}, or {{{{ for a brace"
     )
 
 
@@ -71,7 +72,7 @@ def _look_up(payload: Mapping[str, object], place: str) -> object:
     for name in place.split(".")[1:]:
         fields = _fields(value)
         if name not in fields:
-            raise RequestError(f"the payload has no {place.removeprefix(_PAYLOAD + '.')[:100]!a}")
+            raise RequestError(f"the payload has no {quoted(place.removeprefix(_PAYLOAD + '.'))}")
         value = fields[name]
     return value
 

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import stat
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -16,6 +17,8 @@ from watchbill.files.owner import remove_folder, take_dead
 from watchbill.spool import Drain, Spool, SpoolBroken, SpoolLayout, gc
 from watchbill.spool.corpus import Corpus
 from watchbill.spool.ids import Ids
+from watchbill.spool.layout import Layout
+from watchbill.spool.log import Record, record_bytes
 from watchbill.spool.recovery import Rules, recover
 from watchbill.spool.replay import replay_dead
 
@@ -253,3 +256,51 @@ def test_a_pipe_in_place_of_the_ids_of_a_day_blocks_nobody(tmp_path: Path) -> No
         day.unlink()
         assert corpus.append([LINE, ("2", b'{"id":"2"}'), ("3", b'{"id":"3"}')]).appended == 1
     assert path.read_bytes().count(b"\n") == 3
+
+
+def before(monkeypatch: pytest.MonkeyPatch, function: str, act: Callable[[], None]) -> None:
+    """Another member of the group acts once, between a listing of ours and what is done with it."""
+    module, _, name = function.rpartition(".")
+    original = getattr(sys.modules[module], name)
+
+    def acting(*given: object) -> object:
+        monkeypatch.setattr(function, original)
+        act()
+        return original(*given)
+
+    monkeypatch.setattr(function, acting)
+
+
+@pytest.mark.parametrize("swapped", ["queue-done", "queue-done/2020-01-01", "queue-done/2020-01-01/batch"])
+@pytest.mark.parametrize("keep_done_s", [0.0, 1e12], ids=["removed", "compacted"])
+def test_a_link_that_appears_while_finished_days_are_collected_loses_nothing_behind_it(
+    swapped: str, keep_done_s: float, tmp_path: Path, private: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """R50: files of the same names in a private folder were removed, or copied to where the group can read them."""
+    root, day = tmp_path / "spool", Path("queue-done", "2020-01-01")
+    inside = (day / "batch" / "diary.jsonl").relative_to(swapped)
+    with Spool(root) as spool:
+        (root / day / "batch").mkdir(parents=True)
+        (root / day / "batch" / "diary.jsonl").write_bytes(b'{"id":"1"}\n')
+        (private / inside).parent.mkdir(parents=True, exist_ok=True)
+        (private / inside).write_bytes(DIARY)
+        before(monkeypatch, "watchbill.spool.retention.lines_of", lambda: swap(root / swapped, private))
+        try_to(lambda: gc(spool, keep_done_s=keep_done_s))
+    assert (private / inside).read_bytes() == DIARY
+    shown = [path for path in root.rglob("*.jsonl") if private not in path.resolve().parents]
+    assert not any(b"DIARY" in path.read_bytes() for path in shown)
+
+
+def test_a_link_that_appears_while_logs_are_replayed_loses_no_log_behind_it(
+    tmp_path: Path, private: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """R50: the log of another spool was shown to the group, and removed."""
+    root = tmp_path / "spool"
+    Spool(root).close()
+    log = root / "queue-wal" / f"0123456789abcdef-{1:019d}.jsonl"
+    log.write_bytes(record_bytes(Record(f"{1:019d}-0123456789abcdef~0.jsonl", b'{"id":"1"}')))
+    (private / log.name).write_bytes(log.read_bytes())
+    before(monkeypatch, "watchbill.spool.replay.parse_log", lambda: swap(root / "queue-wal", private))
+    with contextlib.closing(Layout.open(root)) as layout:
+        try_to(lambda: replay_dead(layout))
+    assert (private / log.name).exists()

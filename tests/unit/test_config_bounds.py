@@ -9,7 +9,7 @@ from watchbill.config.document import TABLES
 from watchbill.config.keys import keys_of
 from watchbill.config.load import read_text
 from watchbill.errors import ConfigError
-from watchbill.limits import CONFIG_FILE_BYTES_MAX, CONFIG_PROBLEMS_MAX, CONFIG_VALUES_MAX
+from watchbill.limits import CONFIG_FILE_BYTES_MAX, CONFIG_PROBLEMS_MAX, CONFIG_VALUES_MAX, QUOTED_CHARS_MAX
 from watchbill.quoting import quoted
 
 #: Of processor time, on a slow machine. A quick one took 3 to 5 s for some of them, and now takes half a second.
@@ -115,5 +115,5 @@ def test_a_long_name_is_cut_where_it_is_complained_about() -> None:
 def test_what_a_message_shows_is_short_and_plain(value: object) -> None:
     """R43: escaped, on one line, and marked where it was cut."""
     shown = quoted(value)
-    assert len(shown) <= 130 and shown.isascii() and shown.isprintable() and "..." in shown
+    assert len(shown) <= 2 * QUOTED_CHARS_MAX and shown.isascii() and shown.isprintable() and "..." in shown
     assert quoted("short") == "'short'" and quoted(17) == "17"

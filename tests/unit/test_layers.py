@@ -239,3 +239,18 @@ def test_a_listing_imports_nothing_heavy(command: str, tmp_path: Path) -> None:
     )
     modules = modules_after(program, command, "--root", str(tmp_path))
     assert not roots(modules) & HEAVY
+
+
+def test_texts_from_outside_are_quoted_in_one_place() -> None:
+    """R43: `quoting` escapes and cuts what a message shows of them. The spool stands alone and has two of its own."""
+    by_hand = [
+        f"{module}:{node.lineno}"
+        for module in trees()
+        if unit_of(module) != "spool"
+        for node in ast.walk(trees()[module])
+        if isinstance(node, ast.FormattedValue)
+        and node.conversion in {ord("a"), ord("r")}
+        and isinstance(node.value, ast.Subscript)
+        and isinstance(node.value.slice, ast.Slice)
+    ]
+    assert not by_hand, f"use quoted(): {by_hand}"

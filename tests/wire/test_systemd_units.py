@@ -171,7 +171,9 @@ def test_systemd_accepts_the_units(tmp_path: Path) -> None:
         ["systemd-analyze", "verify", "--man=no", "--user", *(str(tmp_path / name) for name in files)],
         capture_output=True, text=True, timeout=60, check=False, env={**os.environ, "XDG_RUNTIME_DIR": str(tmp_path)},
     )  # fmt: skip
-    complaints = [line for line in done.stderr.splitlines() if str(tmp_path) in line or "watchbill" in line]
+    # Those about the host's own units are none of ours: the runtime folder of a test may be too long for its sockets.
+    told = [line for line in done.stderr.splitlines() if not line.startswith("/usr/lib/systemd/")]
+    complaints = [line for line in told if str(tmp_path) in line or "watchbill" in line]
     assert (done.returncode, complaints) == (0, [])
 
 

@@ -34,6 +34,7 @@ from watchbill.files.atomic import (
 )
 from watchbill.limits import BATCH_RECORD_BYTES_MAX, UPLOAD_WRITE_BYTES, UPLOADS_MAX
 from watchbill.names import file_stem
+from watchbill.quoting import quoted
 from watchbill.units import format_bytes
 
 __all__ = ["Draft", "FileStore", "Purpose", "StoredFile"]
@@ -104,7 +105,7 @@ class FileStore:
         file = self._shelf(owner).files.get(id)
         if file is None or (file.expires_s <= self._clock() and not is_needed):
             raise NotFound(
-                f"no file {id[:60]!a} is kept here for this key; GET /v1/files lists those there are"
+                f"no file {quoted(id)} is kept here for this key; GET /v1/files lists those there are"
             )
         return file
 

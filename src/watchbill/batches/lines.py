@@ -17,6 +17,7 @@ import msgspec
 from watchbill.batches.batch import Fault
 from watchbill.files.atomic import open_regular
 from watchbill.limits import BATCH_FAULTS_MAX, BATCH_ID_CHARS_MAX, BATCH_LINE_BYTES_MAX, BATCH_READ_BYTES
+from watchbill.quoting import quoted
 
 __all__ = ["InputLine", "LineIndex", "decode_line", "read_line", "scan"]
 
@@ -128,7 +129,7 @@ def _judge(asked: InputLine, body: bytes, number: int, endpoint: str, seen: set[
         text = f"custom_id must have 1 to {BATCH_ID_CHARS_MAX} characters"
         return Fault("invalid_custom_id", text, number, "custom_id")
     if asked.custom_id in seen:
-        text = f"custom_id {asked.custom_id[:60]!a} is that of an earlier line, too"
+        text = f"custom_id {quoted(asked.custom_id)} is that of an earlier line, too"
         return Fault("duplicate_custom_id", text, number, "custom_id")
     if asked.method != "POST":
         return Fault("invalid_method", "method must be POST", number, "method")

@@ -26,6 +26,7 @@ from watchbill.core.messages import Alert, JournalEvent, Note
 from watchbill.errors import DiskFailed, LaneFull, NotFound, RequestError
 from watchbill.limits import BATCH_AGAIN_MS_MAX, BATCH_BULK_MS, BATCH_STOP_MS, BATCH_SWEEP_MS
 from watchbill.names import file_stem
+from watchbill.quoting import quoted
 
 __all__ = ["Batches"]
 
@@ -178,7 +179,7 @@ class Batches:
         work, batch = self._open.get(id), self._ended.get(id)
         batch = batch if work is None else work.batch
         if batch is None or batch.created.owner != owner or batch.created.dialect is not dialect:
-            raise NotFound(f"no batch {id[:60]!a} is kept here for this key")
+            raise NotFound(f"no batch {quoted(id)} is kept here for this key")
         return batch
 
     def listed(self, owner: str, dialect: Dialect) -> list[Batch]:

@@ -19,7 +19,7 @@ from pydantic import AfterValidator, Field, WithJsonSchema
 from watchbill import catalog, limits
 from watchbill.config.checks import Draft, Wrong, did_you_mean
 from watchbill.config.values import Rate, Table, refused
-from watchbill.quoting import quoted
+from watchbill.quoting import described, quoted
 from watchbill.suggest import nearest
 
 __all__ = ["PolicyTable", "WeightsTable", "build_policy", "check_policy"]
@@ -156,10 +156,7 @@ def _broken(module: str, error: Exception) -> StrategyRefused:
     else:
         last = traceback.extract_tb(error.__traceback__)[-1]
         at = f"{Path(last.filename).name}:{last.lineno}"
-    said = " ".join(str(error).split())[:200]
-    return StrategyRefused(
-        f"the module {module} cannot be imported: {type(error).__name__}: {said}", f"see {at}"
-    )
+    return StrategyRefused(f"the module {module} cannot be imported: {described(error)}", f"see {at}")
 
 
 def _no_class(module: str, name: str) -> tuple[str, str]:
@@ -176,7 +173,7 @@ def _breach(kind: type[object]) -> str | None:
     try:
         made = kind()
     except Exception as error:  # noqa: BLE001  the same: its own words are for the operator
-        return f"{kind.__name__}() raises {type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        return f"{kind.__name__}() raises {described(error)}"
     for flag in _FLAGS:
         if not isinstance(getattr(made, flag, None), bool):
             return f"it lacks {flag}, which is True or False"

@@ -15,6 +15,7 @@ from watchbill.core.messages import Alert, PlanKind, Request
 from watchbill.core.model_state import Candidate, Stage
 from watchbill.core.policy import ABORTS_MAX, POLICIES, Plan, Policy, Turns, movable, waiting, yielding
 from watchbill.core.state import State
+from watchbill.quoting import described
 
 __all__ = ["Guarded", "illegal", "make_policy"]
 
@@ -42,7 +43,7 @@ class Guarded:
             self._policy: Policy = make()
             self.refuses_late, self.in_order = bool(self._policy.refuses_late), bool(self._policy.in_order)
         except (Exception, SystemExit) as error:  # noqa: BLE001  foreign code; the daemon goes on without it
-            self._policy, self.last_failure = self._fallback, _described(error)
+            self._policy, self.last_failure = self._fallback, described(error)
             self.refuses_late, self.in_order = self._fallback.refuses_late, self._fallback.in_order
 
     def __deepcopy__(self, memo: dict[int, object]) -> "Guarded":
@@ -63,7 +64,7 @@ class Guarded:
                 return Forecast(float(ms), bool(is_guess))
             wrong = f"it forecast {ms!r} ms"
         except (Exception, SystemExit) as error:  # noqa: BLE001  see above
-            wrong = _described(error)
+            wrong = described(error)
         self._failed(state, "forecast", wrong, now)
         return self._fallback.forecast(state, model, request, now)
 
@@ -75,7 +76,7 @@ class Guarded:
             if wrong is None:
                 return plan
         except (Exception, SystemExit) as error:  # noqa: BLE001  see above
-            wrong = _described(error)
+            wrong = described(error)
         self._failed(state, "choose", wrong, now)
         return self._fallback.choose(state, now)
 
@@ -110,8 +111,3 @@ def illegal(state: State, plan: Plan, now: int) -> str | None:
         if freed < amount:
             return f"what it closed for {name} frees {freed:,} of {resource}, and {amount:,} are missing"
     return None
-
-
-def _described(error: BaseException) -> str:
-    """The error, on one line."""
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"

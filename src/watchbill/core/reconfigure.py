@@ -13,6 +13,7 @@ read by Watchbill itself, and takes effect while the model stays warm.
 from collections.abc import Mapping
 from dataclasses import fields
 from enum import Enum
+from operator import attrgetter
 
 from watchbill.catalog import Catalog, Model
 from watchbill.core.messages import Footprint, Knowledge, Reconfigured
@@ -183,6 +184,9 @@ SEEN_BY: Mapping[str, frozenset[str]] = {
     "sleep_ms": frozenset({"llamacpp"}),
 }
 _FIELDS = tuple(field.name for field in fields(Model))
+_values = attrgetter(
+    *_FIELDS
+)  # in one call: a reload compares every field of every model within one turn of the loop
 
 
 def effect_of(old: Model, new: Model, catalog: Catalog) -> Effect:
@@ -191,7 +195,12 @@ def effect_of(old: Model, new: Model, catalog: Catalog) -> Effect:
     driver = engine.driver if engine is not None else ""
     if old.memory.keys() != new.memory.keys():
         return Effect.RESTART
-    changed = (name for name in _FIELDS if getattr(old, name) != getattr(new, name))
+    before, after = _values(old), _values(new)
+    if before == after:
+        return Effect.NONE
+    changed = (
+        name for name, was, now in zip(_FIELDS, before, after, strict=True) if was is not now and was != now
+    )
     return max((_effect(name, driver) for name in changed), key=lambda e: e.value, default=Effect.NONE)
 
 

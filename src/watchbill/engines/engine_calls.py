@@ -18,6 +18,7 @@ from watchbill.engines.sse import DONE, EventReader
 from watchbill.engines.statuses import Said, said_by
 from watchbill.engines.upstream import Call, Outgoing, Upstream
 from watchbill.errors import EngineFailed, TheirsError
+from watchbill.quoting import on_one_line
 
 __all__ = ["Proving", "ask_chat", "ask_text", "prove", "prove_whole"]
 
@@ -117,7 +118,7 @@ def _message_in(body: bytes) -> str:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return ""
     said = error.get("message", "") if isinstance(error, dict) else error or ""
-    return str(said)[:200]
+    return on_one_line(str(said))
 
 
 async def _text(call: Call, chars_max: int, on_bytes: Callable[[int], None] | None) -> str:
@@ -144,7 +145,7 @@ def _text_of(payload: bytes) -> str:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise EngineFailed(f"the engine sent something else than an answer: {error}") from error
     if event.error is not None:
-        raise EngineFailed(f"the engine broke off: {str(event.error)[:200]}")
+        raise EngineFailed(f"the engine broke off: {on_one_line(str(event.error))}")
     return "".join(choice.delta.content or "" for choice in event.choices)
 
 

@@ -11,6 +11,7 @@ import msgspec
 from watchbill import limits
 from watchbill.engines.base import Endpoint
 from watchbill.engines.upstream import Outgoing, Reply, Upstream, UpstreamFailed
+from watchbill.quoting import on_one_line
 
 __all__ = ["NO_LIMIT", "Loaded", "OllamaApi", "OllamaSaid", "full_name"]
 
@@ -99,4 +100,4 @@ def _words(body: bytes) -> str:
         said = msgspec.json.decode(body, type=_Error).error
     except msgspec.DecodeError:
         said = body.decode("utf-8", "replace")
-    return " ".join(said.split())[: limits.LOG_LINE_CHARS_MAX]
+    return on_one_line(said, limits.LOG_LINE_CHARS_MAX)

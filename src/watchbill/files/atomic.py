@@ -124,19 +124,22 @@ def put_file(
 
 
 @contextlib.contextmanager
-def writing(path: Path, *, sync: bool = True, mode: int = FILE_MODE) -> Generator[BinaryIO]:
+def writing(
+    path: str | Path, *, dir_fd: int | None = None, sync: bool = True, mode: int = FILE_MODE
+) -> Generator[BinaryIO]:
     """Write a draft piece by piece. Its content is durable when the block ends; if the block raises, it is removed.
 
     The draft's name is one that only this writer uses. `move_file` gives it its final one.
     """
-    with open(os.open(path, _TO_WRITE | os.O_TRUNC, mode), "wb") as file:
+    with open(os.open(path, _TO_WRITE | os.O_TRUNC, mode, dir_fd=dir_fd), "wb") as file:
         try:
             yield file
             file.flush()
             if sync:
                 os.fsync(file.fileno())
         except BaseException:
-            path.unlink(missing_ok=True)
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path, dir_fd=dir_fd)
             raise
 
 
@@ -201,10 +204,10 @@ def open_shared(path: str | Path, flags: int, *, dir_fd: int | None = None) -> i
 
 
 @contextlib.contextmanager
-def open_folder(path: str | Path, *, own: bool = False) -> Generator[int]:
+def open_folder(path: str | Path, *, own: bool = False, dir_fd: int | None = None) -> Generator[int]:
     """Hold a folder open, for what is done to the files in it. One that only Watchbill makes (`own`) is no link: else
     NotADirectoryError is raised."""
-    fd = os.open(path, _OWN_FOLDER if own else os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    fd = os.open(path, _OWN_FOLDER if own else os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=dir_fd)
     try:
         yield fd
     finally:

@@ -87,7 +87,7 @@ def _new_lock(path: Path) -> int:
     return fd
 
 
-def take_dead(folder: Path, *, make_lock: bool = True) -> int | None:
+def take_dead(folder: str | Path, *, make_lock: bool = True, dir_fd: int | None = None) -> int | None:
     """Lock a dead owner's folder and return the descriptor; None while its owner lives.
 
     A link is no owner's folder.
@@ -95,7 +95,7 @@ def take_dead(folder: Path, *, make_lock: bool = True) -> int | None:
     """
     flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
     try:
-        with open_folder(folder, own=True) as inside:
+        with open_folder(folder, own=True, dir_fd=dir_fd) as inside:
             fd = _open_lock(inside, flags, make_lock=make_lock)
     except OSError as error:
         if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
@@ -120,17 +120,17 @@ def _open_lock(folder: int, flags: int, *, make_lock: bool) -> int:
     )
 
 
-def remove_folder(folder: Path) -> bool:
+def remove_folder(folder: str | Path, *, dir_fd: int | None = None) -> bool:
     """Remove an owner folder that holds nothing but its lock and its term. Return False if something is left in it, or
     a link is in its place."""
     try:
-        with open_folder(folder, own=True) as inside:
+        with open_folder(folder, own=True, dir_fd=dir_fd) as inside:
             if any(name not in (LOCK_NAME, LEASE_NAME) for name in os.listdir(inside)):
                 return False
             for name in (LEASE_NAME, LOCK_NAME):
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(name, dir_fd=inside)
-        folder.rmdir()
+        os.rmdir(folder, dir_fd=dir_fd)
     except OSError as error:
         if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ENOTEMPTY, errno.EROFS):
             raise
@@ -138,22 +138,21 @@ def remove_folder(folder: Path) -> bool:
     return True
 
 
-def sweep_newborns(parent: Path) -> None:
-    """Remove folders whose maker died before it named them. They never hold anything but a lock."""
+def sweep_newborns(parent: int) -> None:
+    """Remove folders in an open one whose maker died before it named them. They never hold anything but a lock."""
     for name in os.listdir(parent):
-        folder = parent / name
-        if not name.startswith(_NEWBORN) or _age_s(folder) < NEWBORN_AGE_S:
+        if not name.startswith(_NEWBORN) or _age_s(parent, name) < NEWBORN_AGE_S:
             continue
         with contextlib.suppress(PermissionError):  # another user's; that user's own next start sweeps it
-            fd = take_dead(folder)
+            fd = take_dead(name, dir_fd=parent)
             if fd is not None:
-                remove_folder(folder)
+                remove_folder(name, dir_fd=parent)
                 os.close(fd)
 
 
-def _age_s(path: Path) -> float:
+def _age_s(parent: int, name: str) -> float:
     try:
-        return time.time() - path.lstat().st_ctime
+        return time.time() - os.stat(name, dir_fd=parent, follow_symlinks=False).st_ctime
     except FileNotFoundError:
         return 0.0
 

@@ -23,6 +23,7 @@ from watchbill.fleet.values import Fields, encode
 from watchbill.plans.graph import Node
 from watchbill.plans.summary import Outcome
 from watchbill.plans.task import Place, TaskClass
+from watchbill.quoting import quoted
 
 __all__ = [
     "Accept", "Approve", "Cancel", "Cause", "Deny", "Ended", "Entry", "Epoch", "Expand", "Fail", "Hold", "Issue",
@@ -303,7 +304,7 @@ def decode(line: Fields) -> Entry:
     kind = line.text("e")
     reader = _READERS.get(kind)
     if reader is None:
-        raise ValueError(f"a journal has an entry {kind[:40]!a}, which this version does not know")
+        raise ValueError(f"a journal has an entry {quoted(kind)}, which this version does not know")
     return reader(line)
 
 

@@ -51,6 +51,7 @@ from watchbill.fleet.rules import (
 )
 from watchbill.fleet.shellparts import ANYTHING, Doubt, Kind, Part, changes_lookup, split
 from watchbill.plans.placeholders import Placeholder, places_in
+from watchbill.quoting import cut
 from watchbill.toml import spell_value
 
 __all__ = ["Line", "Ruling", "Why", "decide", "load_book", "read_rules", "told"]
@@ -385,8 +386,7 @@ def _shown_command(command: str) -> str:
 
 
 def _shortened(text: str) -> str:
-    limit = limits.PERMISSION_SHOWN_CHARS_MAX
-    return text if len(text) <= limit else f"{text[: limit - 3]}..."
+    return cut(text, limits.PERMISSION_SHOWN_CHARS_MAX)
 
 
 def _about(part: Part) -> About:

@@ -37,6 +37,7 @@ from watchbill.files.atomic import make_folder, open_folder, rename_noreplace, w
 from watchbill.files.disk import fault_of, mount_of
 from watchbill.fleet.values import Fields, fields_of
 from watchbill.names import check_folder_name, check_plain_name
+from watchbill.quoting import quoted
 
 __all__ = [
     "ACTIVE", "BRAIN", "COMPLETE", "COORDINATOR", "DRAFTS", "EPOCHS", "EXPIRED", "FAILED", "GPUS", "INBOX", "LOGS",
@@ -204,7 +205,7 @@ def check_agent_name(text: str) -> str:
     check_plain_name(text, "an agent")
     if not _AGENT.fullmatch(text) or len(text) > limits.AGENT_NAME_CHARS_MAX:
         raise OursError(
-            f"{text[:60]!a} cannot be an agent", hint="use at most 40 letters, digits and -, as in gpu-1"
+            f"{quoted(text)} cannot be an agent", hint="use at most 40 letters, digits and -, as in gpu-1"
         )
     return text
 
@@ -287,5 +288,5 @@ def refuse_outside(stored: str) -> None:
     path = PurePosixPath(stored)
     if path.is_absolute() or ".." in path.parts or "\0" in stored:
         raise OursError(
-            f"{stored[:200]!a} leads out of the shared folder", hint="write it relative, without .."
+            f"{quoted(stored)} leads out of the shared folder", hint="write it relative, without .."
         )

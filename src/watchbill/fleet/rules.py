@@ -32,6 +32,7 @@ from watchbill import limits
 from watchbill.errors import ConfigError, Problem, UnitError
 from watchbill.fleet.shellparts import ANYTHING
 from watchbill.plans.task import Sandbox
+from watchbill.quoting import cut
 from watchbill.suggest import did_you_mean
 from watchbill.toml import KeyPath, Raw, line_of, read_toml, show_key, spell_value
 from watchbill.units import parse_bytes
@@ -208,7 +209,7 @@ class _Reader:
         write = self._texts("sandbox", "write")
         for place, folder in enumerate(write):
             if not folder.startswith(_BEGINS):
-                self._wrong(("sandbox", "write", place), f"{spell_value(folder)[:40]} is no whole path",
+                self._wrong(("sandbox", "write", place), f"{cut(spell_value(folder))} is no whole path",
                             f"begin it with {', '.join(_BEGINS)}")  # fmt: skip
         return SandboxRules(
             level or Sandbox.NONE, net or Network.ALL, tuple(write), self._size(found.get("memory")),
@@ -221,7 +222,7 @@ class _Reader:
         except UnitError:
             size = -1
         if value is not None and size < 1:
-            self._wrong(("sandbox", "memory"), f"{spell_value(value)[:40]} is no size", 'write "4GiB"')
+            self._wrong(("sandbox", "memory"), f"{cut(spell_value(value))} is no size", 'write "4GiB"')
         return max(0, size)
 
     def _count(self, value: object) -> int:
@@ -229,7 +230,7 @@ class _Reader:
             return 0
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             self._wrong(
-                ("sandbox", "processes"), f"{spell_value(value)[:40]} is no number of processes", "write 200"
+                ("sandbox", "processes"), f"{cut(spell_value(value))} is no number of processes", "write 200"
             )
             return 0
         return value
@@ -266,7 +267,7 @@ class _Reader:
         if not _HOST.fullmatch(body):
             self._wrong(
                 path,
-                f"{spell_value(body)[:40]} is no host",
+                f"{cut(spell_value(body))} is no host",
                 "write Net(*.example.org), Net(10.0.*) or Net(*)",
             )
             return None
@@ -316,7 +317,7 @@ class _Reader:
             if isinstance(each, str):
                 texts.append(each)
             else:
-                self._wrong((*path, place), f"{spell_value(each)[:40]} is no text", "put it into quotes")
+                self._wrong((*path, place), f"{cut(spell_value(each))} is no text", "put it into quotes")
         return texts
 
     def _word(self, path: KeyPath, value: object, kind: type[_Word]) -> _Word | None:
@@ -324,7 +325,7 @@ class _Reader:
         if isinstance(value, str) and value in words:
             return words[value]
         hint = did_you_mean(value, list(words)) if isinstance(value, str) else f"use {', '.join(words)}"
-        self._wrong(path, "is missing" if value is None else f"{spell_value(value)[:40]} is not known", hint)
+        self._wrong(path, "is missing" if value is None else f"{cut(spell_value(value))} is not known", hint)
         return None
 
     def _known(self, table: Raw, path: KeyPath, known: Sequence[str]) -> None:

@@ -46,6 +46,7 @@ from watchbill.plans.syntax import BashSyntax, Mistake
 from watchbill.plans.task import MetaCommand, Sandbox, TaskClass, TaskType
 from watchbill.processes.crew import Cause, Ended, Job, Output
 from watchbill.processes.sandbox import Cage, in_bubblewrap, in_landlock
+from watchbill.quoting import quoted
 from watchbill.units import format_bytes
 
 __all__ = [
@@ -161,7 +162,7 @@ def _order_of(slip: Slip) -> MetaCommand:
     try:
         return MetaCommand(words[0] if words else "")
     except ValueError:
-        raise OursError(f"{' '.join(words)[:100]!a} is no command of class meta") from None
+        raise OursError(f"{quoted(' '.join(words))} is no command of class meta") from None
 
 
 class _Preparation:
@@ -425,7 +426,7 @@ class _Preparation:
             behind = [place for at, place in places_in(text) if place.is_item and at > 0]
             for place, value_of in itertools.product(behind, rows):
                 if ".." in PurePosixPath(value := value_of(place)).parts:
-                    why = f"{place} is {value[:100]!a}, which leads out of that folder"
+                    why = f"{place} is {quoted(value)}, which leads out of that folder"
                     raise OursError(f"{key} is {text}, and {why}")
         for value_of in rows if output.startswith(("{", "/")) else ():
             target = PurePosixPath(fill(output, value_of))

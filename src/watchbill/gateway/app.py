@@ -41,6 +41,7 @@ from watchbill.gateway.routes import Routes
 from watchbill.gateway.services import Handler, Services
 from watchbill.gateway.websocket import WebsocketApi
 from watchbill.metrics import Metrics
+from watchbill.quoting import quoted
 from watchbill.runtime.driver import Driver
 from watchbill.runtime.library import Library
 
@@ -303,7 +304,7 @@ class Gateway(Services):
 
     async def lost(self, context: RequestContext) -> Answer:
         """An unknown address."""
-        raise NotFound(f"nothing is served at {context.request.path[:100]!r}")
+        raise NotFound(f"nothing is served at {quoted(context.request.path)}")
 
     async def wrong_method(self, context: RequestContext) -> Answer:
         """A known address with a method that it does not have."""

@@ -15,6 +15,7 @@ from watchbill.errors import RunTimeout, Stale, TheirsError, WaitExceeded
 from watchbill.gateway.answers import status_of
 from watchbill.gateway.body import encode
 from watchbill.limits import SUMMARY_CHARS_MAX, SUMMARY_ITEM_CHARS_MAX, SUMMARY_ITEMS_MAX
+from watchbill.quoting import on_one_line
 from watchbill.templates import Template
 
 __all__ = [
@@ -77,9 +78,9 @@ def summarize(payload: Fields) -> str:
     """One line about what a payload says."""
     own = payload.get("summary")
     if isinstance(own, str) and own.strip():
-        return _line(own, SUMMARY_CHARS_MAX)
+        return on_one_line(own, SUMMARY_CHARS_MAX)
     parts = [*_listed(payload.get("entities"), _ENTITY_NAMES), *_listed(payload.get("events"), _EVENT_NAMES)]
-    return _line(", ".join(parts), SUMMARY_CHARS_MAX) or NOTHING
+    return on_one_line(", ".join(parts), SUMMARY_CHARS_MAX) or NOTHING
 
 
 def summarize_request(asked: Fields) -> str:
@@ -88,7 +89,7 @@ def summarize_request(asked: Fields) -> str:
     messages = asked.get("messages")
     if isinstance(messages, list) and messages and isinstance(messages[-1], dict):
         said = cast("Fields", messages[-1]).get("content")
-    return _line(" ".join(_texts(said)), SUMMARY_CHARS_MAX) or NOTHING
+    return on_one_line(" ".join(_texts(said)), SUMMARY_CHARS_MAX) or NOTHING
 
 
 def _texts(said: object) -> list[str]:
@@ -106,7 +107,7 @@ def _listed(values: object, names: tuple[str, ...]) -> list[str]:
         return []
     counts: dict[str, int] = {}
     for value in cast("list[object]", values):
-        text = _line(_named(value, names), SUMMARY_ITEM_CHARS_MAX)
+        text = on_one_line(_named(value, names), SUMMARY_ITEM_CHARS_MAX)
         if text:
             counts[text] = counts.get(text, 0) + 1
     told = [text if count == 1 else f"{count} x {text}" for text, count in counts.items()]
@@ -124,9 +125,3 @@ def _named(value: object, names: tuple[str, ...]) -> str:
 
 def _is_text(value: object) -> bool:
     return isinstance(value, str | int | float) and not isinstance(value, bool) and value != ""
-
-
-def _line(text: str, chars_max: int) -> str:
-    """Without newlines and other control characters, and not longer than this."""
-    plain = " ".join("".join(c if c.isprintable() else " " for c in text[: 4 * chars_max]).split())
-    return plain if len(plain) <= chars_max else plain[: chars_max - 1] + "…"

@@ -16,6 +16,7 @@ from watchbill.errors import EngineFailed, RequestError
 from watchbill.gateway.body import encode
 from watchbill.gateway.growing import Kept
 from watchbill.gateway.wire import NO_STREAM, decode_fields, event
+from watchbill.quoting import quoted
 
 __all__ = ["ForcedCall", "is_forced", "with_calls_in_words"]
 
@@ -149,7 +150,7 @@ def _chosen(chat: Fields) -> list[Fields]:
         name = cast("Fields", function).get("name") if isinstance(function, dict) else None
         offered = [each for each in offered if each["name"] == name]
         if not offered:
-            raise RequestError(f"tool_choice names {str(name)[:60]!a}, which is not among the tools")
+            raise RequestError(f"tool_choice names {quoted(name)}, which is not among the tools")
     return offered
 
 

@@ -26,6 +26,7 @@ from watchbill.limits import (
     FORM_TEXT_BYTES_MAX,
     JSON_WINDOW_BYTES,
 )
+from watchbill.quoting import quoted
 
 __all__ = ["Content", "Form", "FormReader", "Part", "PartHead", "parse_form"]
 
@@ -79,7 +80,7 @@ class Form:
             if part.is_file or part.name.endswith("[]") or len(part.content) > FORM_TEXT_BYTES_MAX:
                 continue
             if part.name in found:
-                raise RequestError(f"the form has {part.name[:60]!a} twice")
+                raise RequestError(f"the form has {quoted(part.name)} twice")
             found[part.name] = _decoded(part)
         return found
 
@@ -295,4 +296,4 @@ def _decoded(part: Part) -> str:
     try:
         return bytes(part.content).decode()
     except UnicodeDecodeError:
-        raise RequestError(f"the form's {part.name[:60]!a} is not UTF-8") from None
+        raise RequestError(f"the form's {quoted(part.name)} is not UTF-8") from None

@@ -12,6 +12,7 @@ from watchbill.gateway.answers import json_response
 from watchbill.gateway.http.messages import Response
 from watchbill.gateway.native import read_object
 from watchbill.gateway.request_context import RequestContext
+from watchbill.quoting import quoted
 
 if TYPE_CHECKING:
     from watchbill.gateway.services import Services
@@ -34,7 +35,7 @@ class LeasesApi:
             raise RequestError("say which model")
         model = driver.catalog.find_model(name)
         if model is None or not peer.may_use(model):
-            raise ModelNotFound(f"no model that {peer.name} may use is called {name[:100]!r}")
+            raise ModelNotFound(f"no model that {peer.name} may use is called {quoted(name)}")
         id = await driver.lease(peer.name, model.name)
         told = {
             "id": id,

@@ -11,6 +11,7 @@ from watchbill.gateway.http.messages import Response
 from watchbill.gateway.native import read_object
 from watchbill.gateway.request_context import RequestContext
 from watchbill.limits import CLAIM_HOURS_MAX, CLAIM_REASON_CHARS_MAX
+from watchbill.quoting import quoted
 from watchbill.units import parse_bytes
 
 if TYPE_CHECKING:
@@ -104,7 +105,7 @@ def _device(gateway: "Services", name: object) -> str:
     if not isinstance(name, str) or not name:
         raise RequestError(f"say which device; there are: {', '.join(known)}")
     if name not in known:
-        raise RequestError(f"there is no device {name[:60]!r}; there are: {', '.join(known)}")
+        raise RequestError(f"there is no device {quoted(name)}; there are: {', '.join(known)}")
     return name
 
 

@@ -24,6 +24,7 @@ from watchbill.limits import (
     PORT_MAX,
 )
 from watchbill.metrics import CONTENT_TYPE, render
+from watchbill.quoting import quoted
 from watchbill.steps import Steps
 
 if TYPE_CHECKING:
@@ -101,7 +102,7 @@ class NativeApi:
         name, driver = self._check_model(model), self._gateway.driver
         beside, unknown = read_companions(context.request.query.get("with", ""), name, driver.catalog)
         if unknown:  # a request would go without them; who asks beforehand wants to know
-            names = ", ".join(repr(name[:100]) for name in unknown)
+            names = ", ".join(quoted(name) for name in unknown)
             raise RequestError(f"no model and no set of the config is called {names}")
         said = await self._gateway.shares.do(driver.explain(name, beside))
         return json_response(said, context.lines())
@@ -228,7 +229,7 @@ class DoorsApi:
             raise RequestError(f"port must be a number from 0 to {PORT_MAX}")
         catalog, model = self._gateway.driver.catalog, asked.get("model")
         if not isinstance(lane, str) or catalog.offered_lane(lane) is None:
-            raise RequestError(f"there is no lane {str(lane)[:60]!r}")
+            raise RequestError(f"there is no lane {quoted(lane)}")
         if model is not None and not isinstance(model, str):
             raise RequestError("model must be a name")
         known = None if model is None else catalog.model_called(model).name

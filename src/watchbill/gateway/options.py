@@ -25,6 +25,7 @@ from watchbill.limits import (
     METADATA_VALUE_CHARS_MAX,
     REQUEST_ID_CHARS_MAX,
 )
+from watchbill.quoting import quoted
 from watchbill.runtime.ticket import Submission
 from watchbill.units import parse_millis
 
@@ -193,7 +194,7 @@ class CallerOptions:
         """Work of another machine: in its lane, under its lease, and never passed on to a third."""
         found = catalog.find_model(model)
         if found is None or key.peer is None or not key.peer.may_use(found):
-            raise ModelNotFound(f"no model that {key.name} may use is called {model[:100]!r}")
+            raise ModelNotFound(f"no model that {key.name} may use is called {quoted(model)}")
         return Submission(
             found.name,
             LEASED_LANE.name,

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from watchbill import limits
+from watchbill.quoting import cut
 
 __all__ = ["Finding", "Findings", "shown"]
 
@@ -71,4 +72,4 @@ class Findings:
 def shown(text: str) -> str:
     """A word of the author's for a message: one short line without control characters."""
     printable = text if text.isprintable() else ascii(text)[1:-1]
-    return printable if len(printable) <= 80 else printable[:77] + "..."
+    return cut(printable)

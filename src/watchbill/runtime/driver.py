@@ -27,6 +27,7 @@ from watchbill.journal import Journal
 from watchbill.limits import LEARNED_SAVE_MS, READY_TURN_MS
 from watchbill.listeners import Listener
 from watchbill.metrics import Metrics
+from watchbill.quoting import quoted
 from watchbill.runtime.alerts import Alerts
 from watchbill.runtime.changes import changes
 from watchbill.runtime.claims import Claim, Claims
@@ -487,7 +488,7 @@ class Driver:
     def _check_lease(self, peer: str, id: str) -> None:
         lease = self._core.state.leases.get(id)
         if lease is None or lease.peer != peer:
-            raise errors.NoLease(f"there is no lease {id[:60]!r}; ask for a new one")
+            raise errors.NoLease(f"there is no lease {quoted(id)}; ask for a new one")
 
     def continues(self, name: str, /) -> bool:
         """Whether the engine of a model continues an assistant's message that a request begins."""
@@ -501,7 +502,7 @@ class Driver:
     async def reload(self, catalog: Catalog) -> list[str]:
         """Takes over a new catalog while everything runs. Returns the changes as sentences."""
         files = await asyncio.to_thread(read_files, catalog)
-        told = changes(self._declared, catalog)
+        told = await asyncio.to_thread(changes, self._declared, catalog)
         self._engines.reconfigure(catalog)
         self._tally.hand_on()  # under the names of the models that answered
         self._parts.learned.reconfigure(files)

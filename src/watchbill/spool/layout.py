@@ -14,7 +14,7 @@ refused, also while it is in use. The root itself is the operator's choice, and 
 
 import contextlib
 import os
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -25,7 +25,17 @@ from watchbill.spool.faults import SpoolLayout, disk_fault
 from watchbill.spool.limits import BARRED_MAX, FOLDER_DEPTH_MAX
 from watchbill.spool.names import is_event, stem_of
 
-__all__ = ["FOLDER", "Layout", "State", "known_stems", "storage_warnings", "unseen_warnings", "walk_events"]
+__all__ = [
+    "FOLDER",
+    "Layout",
+    "State",
+    "events_inside",
+    "known_stems",
+    "reached",
+    "storage_warnings",
+    "unseen_warnings",
+    "walk_events",
+]
 
 #: How a folder is opened: never through a link.
 FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -104,20 +114,8 @@ class Layout:
     def entered(self, inside: str) -> Generator[int]:
         """A folder below the root, for what is moved into it or out of it. Raises OSError, and SpoolLayout for a link
         on the way."""
-        fd = os.dup(self.root_fd)
-        try:
-            for name in inside.split("/"):
-                fd, outer = self._enter(name, fd, inside), fd
-                os.close(outer)
+        with _entered(self.root_fd, inside.split("/"), self.root / inside) as fd:
             yield fd
-        finally:
-            os.close(fd)
-
-    def _enter(self, name: str, outer: int, inside: str) -> int:
-        try:
-            return os.open(name, FOLDER, dir_fd=outer)
-        except NotADirectoryError as error:
-            raise SpoolLayout(_NO_FOLDER.format(self.root / inside)) from error
 
     def folder(self, state: State) -> Path:
         return self.root / state.value
@@ -150,6 +148,34 @@ class Layout:
     def close(self) -> None:
         os.close(self.queue_fd)
         os.close(self.root_fd)
+
+
+@contextlib.contextmanager
+def reached(folder: int, path: str) -> Generator[tuple[int, str]]:
+    """The folder that a file is in, opened, and the file's name there. The path begins in a folder that is open. Raises
+    OSError, and SpoolLayout for a link on the way."""
+    *folders, name = path.split("/")
+    with _entered(folder, folders, path) as fd:
+        yield fd, name
+
+
+@contextlib.contextmanager
+def _entered(outer: int, names: Sequence[str], what: str | Path) -> Generator[int]:
+    fd = os.dup(outer)
+    try:
+        for name in names:
+            fd, outer = _enter(name, fd, what), fd
+            os.close(outer)
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def _enter(name: str, outer: int, what: str | Path) -> int:
+    try:
+        return os.open(name, FOLDER, dir_fd=outer)
+    except NotADirectoryError as error:
+        raise SpoolLayout(_NO_FOLDER.format(what)) from error
 
 
 def _folders(root: Path) -> tuple[Path, ...]:
@@ -226,6 +252,25 @@ def known_stems(root: Path) -> set[str]:
     """The stems of all events that wait, are leased or were given up. A finished one may have been moved away."""
     states = (State.QUEUE, State.IN_FLIGHT, State.POISON)
     return {stem_of(entry.name) for state in states for entry in walk_events(root / state.value)}
+
+
+def events_inside(folder: int, depth: int = FOLDER_DEPTH_MAX) -> Iterator[str]:
+    """Yield every event below an open folder, by its path from there: as `walk_events`, and no link that appears
+    meanwhile is followed either."""
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            is_folder = entry.is_dir(follow_symlinks=False)
+            if is_event(entry.name) and not is_folder:
+                yield entry.name
+            elif depth and is_folder and not entry.name.startswith("."):
+                try:
+                    inner = os.open(entry.name, FOLDER, dir_fd=folder)
+                except (FileNotFoundError, NotADirectoryError, PermissionError):
+                    continue
+                try:
+                    yield from (f"{entry.name}/{path}" for path in events_inside(inner, depth - 1))
+                finally:
+                    os.close(inner)
 
 
 def _check_one_filesystem(root: Path, folders: list[Path]) -> None:

@@ -14,6 +14,7 @@ one name to another are visible; it travels with the next records and is never s
 import binascii
 import bisect
 import contextlib
+import os
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -140,11 +141,13 @@ class Log:
         self._file.discard()
 
 
-def mark_unsynced(path: Path) -> None:
+def mark_unsynced(log: str | Path, *, dir_fd: int | None = None) -> None:
     """Rename a log so that replay trusts only its records. A disk that refuses even that is dead."""
-    if not path.name.endswith(UNSYNCED_SUFFIX):
+    path = os.fspath(log)
+    if not path.endswith(UNSYNCED_SUFFIX):
         with contextlib.suppress(OSError):
-            path.rename(path.with_name(path.name.removesuffix(".jsonl") + UNSYNCED_SUFFIX))
+            doubted = path.removesuffix(".jsonl") + UNSYNCED_SUFFIX
+            os.rename(path, doubted, src_dir_fd=dir_fd, dst_dir_fd=dir_fd)
 
 
 def _mark_bytes(first: str, last: str) -> bytes:

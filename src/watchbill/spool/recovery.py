@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from watchbill.files.atomic import write_file
+from watchbill.files.atomic import open_folder, write_file
 from watchbill.files.owner import LOCK_NAME, remove_folder, sweep_newborns, take_dead
 from watchbill.spool.consumer import move_unique, reason_bytes
 from watchbill.spool.events import Event
@@ -62,7 +62,8 @@ def recover(layout: Layout, rules: Rules) -> Recovered:
             _recover_entry(layout, folder / name, rules, result)
         except PermissionError as error:
             layout.barred.note(folder / name, error)  # another user's: the others are put back all the same
-    sweep_newborns(folder)
+    with layout.entered(State.IN_FLIGHT.value) as inside:
+        sweep_newborns(inside)
     return result
 
 
@@ -79,21 +80,19 @@ def _recover_folder(layout: Layout, folder: Path, rules: Rules, result: Recovere
             if _foreign_is_over(path, rules.foreign_lease_s):
                 _take_back(layout, path, rules, result, attempt_of(path.name) + 1)
         return
-    lock = take_dead(folder, make_lock=_is_worker(folder))
-    if lock is None:
-        return
-    try:
-        files = _files(folder)
-        if files and holds(folder):
-            return  # a shell's lease: no process locks it, and its term says that it holds
-        for path in files:
-            _take_back(layout, path, rules, result, attempt_of(path.name))
-        for rest in folder.glob(".*.reason"):
-            rest.unlink(missing_ok=True)
-        _remove_batches(folder)
-        remove_folder(folder)
-    finally:
-        os.close(lock)
+    with layout.entered(State.IN_FLIGHT.value) as workers:
+        lock = take_dead(folder.name, make_lock=_is_worker(folder), dir_fd=workers)
+        if lock is None:
+            return
+        try:
+            files = _files(folder)
+            if files and holds(folder):
+                return  # a shell's lease: no process locks it, and its term says that it holds
+            for path in files:
+                _take_back(layout, path, rules, result, attempt_of(path.name))
+            _remove_rest(folder.name, workers)
+        finally:
+            os.close(lock)
 
 
 def counts_tries(folder: Path) -> bool:
@@ -110,11 +109,21 @@ def _files(folder: Path) -> list[Path]:
     return sorted((Path(entry.path) for entry in walk_events(folder)), key=lambda path: path.name)
 
 
-def _remove_batches(folder: Path) -> None:
-    for name in os.listdir(folder):
-        if _is_folder(folder / name):
-            with contextlib.suppress(OSError):  # not empty: the folder stays
-                (folder / name).rmdir()
+def _remove_rest(worker: str, workers: int) -> None:
+    """Remove a dead worker's folder: reasons that it did not come to give, folders of batches, and itself if empty."""
+    with (
+        contextlib.suppress(FileNotFoundError, NotADirectoryError),
+        open_folder(worker, own=True, dir_fd=workers) as inside,
+    ):
+        for name in os.listdir(inside):
+            with contextlib.suppress(
+                OSError
+            ):  # a folder that is not empty stays; another recovery was faster
+                if name.startswith(".") and name.endswith(".reason"):
+                    os.unlink(name, dir_fd=inside)
+                elif not name.startswith("."):
+                    os.rmdir(name, dir_fd=inside)
+    remove_folder(worker, dir_fd=workers)
 
 
 def _take_back(layout: Layout, path: Path, rules: Rules, result: Recovered, attempt: int) -> None:

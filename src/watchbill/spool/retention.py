@@ -2,6 +2,7 @@
 
 Only whole UTC days before today are touched. A file whose event is still in a log stays: a replay after a
 power cut would otherwise not find it and deliver it again. Poison is never touched; people decide about it.
+Folders are held open while files in them are read or removed: no link that appears meanwhile is followed.
 """
 
 import contextlib
@@ -19,7 +20,6 @@ from pathlib import Path
 from watchbill.files.atomic import (
     NotAFile,
     make_folder,
-    move_file,
     open_folder,
     open_regular,
     read_regular,
@@ -27,7 +27,7 @@ from watchbill.files.atomic import (
     writing,
 )
 from watchbill.spool.faults import disk_fault
-from watchbill.spool.layout import Layout, State, walk_events
+from watchbill.spool.layout import Layout, State, events_inside, reached
 from watchbill.spool.limits import BUNDLE_BYTES_MAX, BUNDLE_LINES_MAX, KEEP_DONE_S
 from watchbill.spool.names import is_event, lines_of, stem_of
 from watchbill.spool.publish import SIGNATURE_SUFFIX
@@ -61,112 +61,145 @@ def gc(
         layout.check()
         replay_dead(layout)
         held = log_names(layout)
-        for path in _days(layout):
-            over = _age_s(path) > keep_done_s
-            if path.is_dir() and not path.is_symlink() and (over or compact):
-                _collect_folder(layout, path, held, result, over=over, archive=archive)
-            elif over and is_event(path.name) and stem_of(path.name) not in held:
-                _put_away(path, archive, result)
+        with layout.entered(State.DONE.value) as done:
+            for name in _days(done):
+                over = _age_s(done, name) > keep_done_s
+                if _is_folder(done, name):
+                    if over or compact:
+                        _collect_day(layout, done, name, held, result, archive=archive, over=over)
+                elif over and is_event(name) and stem_of(name) not in held:
+                    _put_away(done, name, archive, result)
     except OSError as error:
         raise disk_fault(error, "collect finished events") from error
     return result
 
 
-def _days(layout: Layout) -> list[Path]:
+def _days(done: int) -> list[str]:
     """Return the folders and files of finished days, oldest first; files without a date count by their mtime."""
-    done = layout.folder(State.DONE)
     today = datetime.datetime.now(datetime.UTC).date().isoformat()
     names = sorted(name for name in os.listdir(done) if not name.startswith("."))
-    return [done / name for name in names if not _DATE.fullmatch(name) or name[:10] < today]
+    return [name for name in names if not _DATE.fullmatch(name) or name[:10] < today]
 
 
-def _age_s(path: Path) -> float:
+def _age_s(done: int, name: str) -> float:
     """Return the seconds since a day ended; for a file without a date in its name, since its mtime."""
-    match = _DATE.fullmatch(path.name)
+    match = _DATE.fullmatch(name)
     try:
         if match is not None:
             day = datetime.datetime.fromisoformat(match[1]).replace(tzinfo=datetime.UTC)
             return time.time() - day.timestamp() - 86_400
-        return time.time() - path.lstat().st_mtime
+        return time.time() - os.stat(name, dir_fd=done, follow_symlinks=False).st_mtime
     except (ValueError, FileNotFoundError):
         return 0.0
 
 
-def _collect_folder(
-    layout: Layout, folder: Path, held: set[str], result: Collected, *, over: bool, archive: Path | None
+def _is_folder(done: int, name: str) -> bool:
+    try:
+        return stat.S_ISDIR(os.stat(name, dir_fd=done, follow_symlinks=False).st_mode)
+    except FileNotFoundError:
+        return False
+
+
+def _collect_day(
+    layout: Layout,
+    done: int,
+    name: str,
+    held: set[str],
+    result: Collected,
+    *,
+    over: bool,
+    archive: Path | None,
 ) -> None:
-    found = sorted((entry.name, os.path.relpath(entry.path, folder)) for entry in walk_events(folder))
-    names = [path for name, path in found if stem_of(name) not in held]
-    if over and archive is None:
-        removed = sum(map(lines_of, names))
-        _unlink(layout, folder, names)
-        result.removed += removed
-    else:
-        for group in _groups(folder, names):
-            bundle = _compact(folder, group)
-            result.compacted += lines_of(bundle.name)
-            _unlink(layout, folder, group)
-            if over:
-                _put_away(bundle, archive, result)
-    for path in [*(folder / name for name in os.listdir(folder)), folder]:
-        with contextlib.suppress(OSError):  # only empty folders are removed: of a batch, and of the day
-            path.rmdir()
+    with reached(done, f"{name}/") as (day, _):
+        found = sorted((os.path.basename(path), path) for path in events_inside(day))
+        paths = [path for event, path in found if stem_of(event) not in held]
+        if over and archive is None:
+            removed = sum(map(lines_of, paths))
+            _unlink(layout, day, paths)
+            result.removed += removed
+        else:
+            for group in _groups(day, paths):
+                bundle = _compact(done, name, day, group)
+                result.compacted += lines_of(bundle)
+                _unlink(layout, day, group)
+                if over:
+                    _put_away(done, bundle, archive, result)
+        for batch in os.listdir(day):
+            with contextlib.suppress(OSError):  # only empty folders are removed: of a batch, and of the day
+                os.rmdir(batch, dir_fd=day)
+    with contextlib.suppress(OSError):
+        os.rmdir(name, dir_fd=done)
 
 
-def _groups(folder: Path, names: list[str]) -> Iterator[list[str]]:
+def _groups(day: int, paths: list[str]) -> Iterator[list[str]]:
     """Yield a day's files in groups that fit into one bundle, so that it can be requeued. Other entries stay."""
     group: list[str] = []
     size = lines = 0
-    for name in names:
+    for path in paths:
         try:
-            status = (folder / name).lstat()
+            with reached(day, path) as (folder, name):
+                status = os.stat(name, dir_fd=folder, follow_symlinks=False)
         except FileNotFoundError:
             continue
         if not stat.S_ISREG(status.st_mode) or status.st_size > BUNDLE_BYTES_MAX:
             continue
-        more, size_more = lines_of(name), status.st_size + 1
+        more, size_more = lines_of(path), status.st_size + 1
         if group and (size + size_more > BUNDLE_BYTES_MAX or lines + more > BUNDLE_LINES_MAX):
             yield group
             group, size, lines = [], 0, 0
-        group.append(name)
+        group.append(path)
         size, lines = size + size_more, lines + more
     if group:
         yield group
 
 
-def _compact(folder: Path, names: list[str]) -> Path:
-    """Write these events into one file, durably, and return it. Does not remove the single files."""
-    temporary = folder.with_name(f".{folder.name}.{os.getpid()}")
+def _compact(done: int, date: str, day: int, paths: list[str]) -> str:
+    """Write these events into one file, durably, and return its name. Does not remove the single files."""
+    temporary = f".{date}.{os.getpid()}"
     lines = 0
-    with open_folder(folder) as source, writing(temporary) as target:
-        for name in names:
+    with writing(temporary, dir_fd=done) as target:
+        for path in paths:
             try:
-                data = read_regular(name, dir_fd=source, bytes_max=BUNDLE_BYTES_MAX)
+                with reached(day, path) as (folder, name):
+                    data = read_regular(name, dir_fd=folder, bytes_max=BUNDLE_BYTES_MAX)
             except (NotAFile, FileNotFoundError):
                 continue
             data = data if data.endswith(b"\n") else data + b"\n"
             target.write(data)
             lines += data.count(b"\n")
-    bundle = _free(folder.with_name(f"{folder.name}.n{lines}.bundle.jsonl"))
-    move_file(temporary, bundle)
+    bundle = _free(done, f"{date}.n{lines}.bundle.jsonl")
+    os.rename(temporary, bundle, src_dir_fd=done, dst_dir_fd=done)
+    os.fsync(done)
     return bundle
 
 
-def _free(wanted: Path) -> Path:
+def _free(folder: int, wanted: str) -> str:
     """Return a name that no earlier collection of the same day, and no other spool, has used."""
-    day, dot, rest = wanted.name.partition(".")
-    path, number = wanted, 1
-    while os.path.lexists(path):
+    day, dot, rest = wanted.partition(".")
+    name, number = wanted, 1
+    while _is_taken(folder, name):
         number += 1
-        path = wanted.with_name(f"{day}.{number}{dot}{rest}")
-    return path
+        name = f"{day}.{number}{dot}{rest}"
+    return name
 
 
-def _unlink(layout: Layout, folder: Path, names: list[str]) -> None:
-    for name in names:
-        (folder / name).unlink(missing_ok=True)
-        stem = stem_of(os.path.basename(name))
-        (layout.signatures / f"{stem}{SIGNATURE_SUFFIX}").unlink(missing_ok=True)
+def _is_taken(folder: int, name: str) -> bool:
+    try:
+        os.stat(name, dir_fd=folder, follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def _unlink(layout: Layout, day: int, paths: list[str]) -> None:
+    for path in paths:
+        with contextlib.suppress(FileNotFoundError), reached(day, path) as (folder, name):
+            os.unlink(name, dir_fd=folder)
+    with contextlib.suppress(FileNotFoundError), layout.entered(layout.signatures.name) as signatures:
+        for path in paths:
+            stem = stem_of(os.path.basename(path))
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(f"{stem}{SIGNATURE_SUFFIX}", dir_fd=signatures)
 
 
 def _place(temporary: Path, wanted: Path) -> None:
@@ -177,25 +210,26 @@ def _place(temporary: Path, wanted: Path) -> None:
                 temporary.unlink()  # the same content: we were killed between this and the removal
                 break
             with contextlib.suppress(FileExistsError):
-                name = _free(wanted).name
+                name = _free(folder, wanted.name)
                 rename_noreplace(temporary.name, name, src_dir_fd=folder, dst_dir_fd=folder)
                 break
         os.fsync(folder)
 
 
-def _put_away(path: Path, archive: Path | None, result: Collected) -> None:
+def _put_away(done: int, name: str, archive: Path | None, result: Collected) -> None:
     if archive is None:
-        path.unlink(missing_ok=True)
-        result.removed += lines_of(path.name)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(name, dir_fd=done)
+        result.removed += lines_of(name)
         return
     try:
-        found = open_regular(path)
+        found = open_regular(name, dir_fd=done)
     except NotAFile:
         return  # a foreign entry: it stays, as it does in the folder of a day
     make_folder(archive)
-    temporary = archive / f".{path.name}.{os.urandom(4).hex()}"
+    temporary = archive / f".{name}.{os.urandom(4).hex()}"
     with open(found, "rb") as source, writing(temporary) as target:
         shutil.copyfileobj(source, target)
-    _place(temporary, archive / path.name)
-    path.unlink()
-    result.archived += lines_of(path.name)
+    _place(temporary, archive / name)
+    os.unlink(name, dir_fd=done)
+    result.archived += lines_of(name)

@@ -14,6 +14,7 @@ from watchbill.gateway.body import encode
 from watchbill.gateway.dialects.thoughts import reveal
 from watchbill.gateway.lifting import Lifted
 from watchbill.limits import READ_BLOCKS_BYTES_MAX
+from watchbill.quoting import quoted
 
 __all__ = ["as_messages", "restored"]
 
@@ -138,7 +139,7 @@ def _parts(block: Fields) -> list[Fields]:
 
 def _refusal(kind: object) -> RequestError:
     return RequestError(
-        f"a block of type {str(kind)[:60]!a} cannot be passed on to a model here: it belongs to a tool or a "
+        f"a block of type {quoted(kind)} cannot be passed on to a model here: it belongs to a tool or a "
         "service of Anthropic, or to another place"
     )
 
@@ -187,7 +188,7 @@ def _decoded(source: Fields) -> str:
     media, data = str(source.get("media_type")), source.get("data")
     if not media.startswith("text/") and media != "application/json":
         raise RequestError(
-            f"a document of type {media[:60]!a} cannot be used: only texts are read here; send its text"
+            f"a document of type {quoted(media)} cannot be used: only texts are read here; send its text"
         )
     try:
         return base64.b64decode(str(data), validate=True).decode()

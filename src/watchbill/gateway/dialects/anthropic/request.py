@@ -16,6 +16,7 @@ from watchbill.gateway.dialects.anthropic.treatment import FIELDS
 from watchbill.gateway.dialects.thoughts import EFFORTS, thinking_fields
 from watchbill.gateway.dialects.treatment import Treatment
 from watchbill.limits import STOP_SEQUENCE_CHARS_MAX, STOP_SEQUENCES_MAX
+from watchbill.quoting import cut
 
 __all__ = ["Asked", "as_chat", "estimate_tokens", "for_llamacpp", "read"]
 
@@ -139,7 +140,7 @@ def _format(given: Fields) -> Fields:
     config = _object(given, "output_config")
     if strange := config.keys() - {"format", "effort"}:
         raise RequestError(
-            f"output_config.{min(strange)[:60]} is not known here; it may have format and effort"
+            f"output_config.{cut(min(strange))} is not known here; it may have format and effort"
         )
     wanted = config.get("format") or given.get("output_format")
     if wanted is None:

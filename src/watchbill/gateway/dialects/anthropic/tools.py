@@ -11,6 +11,7 @@ from typing import cast
 from watchbill.errors import RequestError
 from watchbill.gateway.body import encode
 from watchbill.gateway.dialects.anthropic.treatment import TOOLS
+from watchbill.quoting import quoted
 
 __all__ = ["offered"]
 
@@ -47,7 +48,7 @@ def _function(tool: Fields) -> Fields:
         why = "it runs at Anthropic" if kind in TOOLS else "its arguments are not known here"
         if str(kind).startswith(("browser_toolset_", "computer_toolset_")):
             why = "toolsets are known to Anthropic's models only; offer its single tools"
-        raise RequestError(f"a tool of type {str(kind)[:60]!a} cannot be used: {why}")
+        raise RequestError(f"a tool of type {quoted(kind)} cannot be used: {why}")
     if not isinstance(name, str) or not name:
         raise RequestError(f"a tool of type {kind} must have its name")
     description, schema = make(tool)
@@ -59,11 +60,11 @@ def _custom(tool: Fields) -> Fields:
     if not isinstance(name, str) or not name:
         raise RequestError("a tool must have a name")
     if not isinstance(schema, dict | None):
-        raise RequestError(f"the input_schema of tool {name[:60]!a} must be an object")
+        raise RequestError(f"the input_schema of tool {quoted(name)} must be an object")
     callers = tool.get("allowed_callers")
     if isinstance(callers, list) and "direct" not in cast("list[object]", callers):
         raise RequestError(
-            f"tool {name[:60]!a} cannot be used: it allows only calls by code that runs at Anthropic"
+            f"tool {quoted(name)} cannot be used: it allows only calls by code that runs at Anthropic"
         )
     function: Fields = {"name": name, "parameters": schema or {"type": "object"}}
     description, examples = tool.get("description"), tool.get("input_examples")
@@ -90,7 +91,7 @@ def _choice(choice: object, names: list[object]) -> Fields:
     if kind == "tool":
         if fields.get("name") not in names:
             raise RequestError(
-                f"tool_choice names {str(fields.get('name'))[:60]!a}, which is not among the tools"
+                f"tool_choice names {quoted(fields.get('name'))}, which is not among the tools"
             )
         asked["tool_choice"] = {"type": "function", "function": {"name": fields["name"]}}
     elif isinstance(kind, str) and kind in _CHOICES:

@@ -23,6 +23,7 @@ from watchbill.limits import (
     FILE_PIECE_BYTES,
     UPLOAD_RECEIPT_MS,
 )
+from watchbill.quoting import quoted
 
 if TYPE_CHECKING:
     from watchbill.gateway.services import Services
@@ -175,21 +176,21 @@ class _Upload:
         purpose = texts.get("purpose")
         if purpose != BATCH_INPUT:
             raise RequestError(
-                f"purpose must be batch: only files for batches are kept here, not {str(purpose)[:40]!a}"
+                f"purpose must be batch: only files for batches are kept here, not {quoted(purpose)}"
             )
         return _kept_ms(texts)
 
     def _begin(self, part: PartHead) -> None:
         is_again = part.name in self._texts or (part.name == _FILE and self._has_file)
         if is_again:
-            raise RequestError(f"the form has {part.name[:60]!a} twice")
+            raise RequestError(f"the form has {quoted(part.name)} twice")
         if part.name == _FILE:
             self._has_file, self.filename = True, _shown_name(part.filename)
         elif part.name in _FIELDS:
             self._texts[part.name] = bytearray()
         else:
             raise RequestError(
-                f"{part.name[:60]!a} is no field of an upload; there are file, purpose, expires_after"
+                f"{quoted(part.name)} is no field of an upload; there are file, purpose, expires_after"
             )
         self._part = part
 

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 from watchbill.errors import NotFound, RequestError
+from watchbill.quoting import quoted
 
 __all__ = ["page_of", "read_limit"]
 
@@ -26,6 +27,6 @@ def page_of(
     if after:
         begin = next((at + 1 for at, entry in enumerate(entries) if id_of(entry) == after), -1)
         if begin < 0:
-            raise NotFound(f"the list has no {after[:60]!a}; begin it anew without that")
+            raise NotFound(f"the list has no {quoted(after)}; begin it anew without that")
     page = list(entries[begin : begin + limit])
     return page, begin + len(page) < len(entries)

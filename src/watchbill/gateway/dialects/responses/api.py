@@ -41,6 +41,7 @@ from watchbill.limits import (
     RESPONSE_TURNS_MAX,
     RESPONSES_BACKGROUND_MAX,
 )
+from watchbill.quoting import quoted
 from watchbill.runtime.ticket import Submission
 
 if TYPE_CHECKING:
@@ -232,7 +233,7 @@ class ResponsesApi:
         id = context.request.match["id"]
         record = await self._record(context.owner, id)
         if record is None:
-            raise NotFound(f"no response {id[:60]!a} is kept here for this key; they are kept for a day")
+            raise NotFound(f"no response {quoted(id)} is kept here for this key; they are kept for a day")
         return record
 
     async def _record(self, owner: str, id: str) -> _Record | None:
@@ -270,7 +271,7 @@ class ResponsesApi:
             record = await self._record(owner, previous)
             if record is None:
                 raise PreviousNotFound(
-                    f"no response {previous[:60]!a} is kept here for this key; send its items as input"
+                    f"no response {quoted(previous)} is kept here for this key; send its items as input"
                 )
             size += record.size
             if size > RESPONSE_TURNS_BYTES_MAX or len(turns) > RESPONSE_TURNS_MAX:
@@ -299,7 +300,7 @@ class ResponsesApi:
         record = None if token is None else await self._record(owner, f"resp_{token}")
         found = [] if record is None else [item for item in record.items() if item["id"] == id]
         if not found or found[0]["type"] == "item_reference":
-            raise RequestError(f"no item {id[:60]!a} is kept here for this key; send the item itself")
+            raise RequestError(f"no item {quoted(id)} is kept here for this key; send the item itself")
         return found[0]
 
 

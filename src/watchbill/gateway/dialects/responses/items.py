@@ -11,6 +11,7 @@ from typing import cast
 from watchbill.errors import RequestError
 from watchbill.gateway.body import encode
 from watchbill.gateway.dialects.thoughts import reveal
+from watchbill.quoting import quoted
 
 __all__ = ["as_messages", "input_items", "token_of"]
 
@@ -73,7 +74,7 @@ def as_messages(instructions: str, items: Iterable[Fields]) -> list[Fields]:
             case "function_call_output" | "custom_tool_call_output":
                 messages.append(_result(item))
             case kind:
-                raise RequestError(f"an item of type {str(kind)[:60]!a} cannot be passed on to a model here")
+                raise RequestError(f"an item of type {quoted(kind)} cannot be passed on to a model here")
     return messages
 
 
@@ -148,7 +149,7 @@ def _part(part: Fields) -> Fields:
         case kind if kind in _TEXTS:
             return {"type": "text", "text": _text(part, "text")}
         case kind:
-            raise RequestError(f"a part of type {str(kind)[:60]!a} cannot be passed on to a model here")
+            raise RequestError(f"a part of type {quoted(kind)} cannot be passed on to a model here")
 
 
 def _image(part: Fields) -> Fields:
@@ -167,7 +168,7 @@ def _image(part: Fields) -> Fields:
 def _text(part: Fields, name: str) -> str:
     text = part.get(name)
     if not isinstance(text, str):
-        raise RequestError(f"a part of type {str(part.get('type'))[:60]!a} must have a text")
+        raise RequestError(f"a part of type {quoted(part.get('type'))} must have a text")
     return text
 
 

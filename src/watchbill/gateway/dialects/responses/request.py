@@ -18,6 +18,7 @@ from watchbill.gateway.dialects.thoughts import EFFORTS, thinking_fields
 from watchbill.gateway.dialects.treatment import Treatment
 from watchbill.gateway.options import read_metadata
 from watchbill.limits import CONTEXT_TOKENS_MAX
+from watchbill.quoting import quoted
 
 __all__ = ["Asked", "as_chat", "estimate_tokens", "fitting", "read"]
 
@@ -227,7 +228,7 @@ def _allowed(tools: list[Fields], choice: object) -> list[Fields]:
     if kind in ("function", "custom"):
         _find(tools, fields)
         return tools
-    raise RequestError(f"tool_choice names {str(kind)[:60]!a}, a tool that cannot be used here")
+    raise RequestError(f"tool_choice names {quoted(kind)}, a tool that cannot be used here")
 
 
 def _subset(tools: list[Fields], choice: Fields) -> list[Fields]:
@@ -244,9 +245,7 @@ def _subset(tools: list[Fields], choice: Fields) -> list[Fields]:
 
 def _find(tools: list[Fields], choice: Fields) -> None:
     if not any(tool["name"] == choice.get("name") and tool["type"] == choice["type"] for tool in tools):
-        raise RequestError(
-            f"tool_choice names {str(choice.get('name'))[:60]!a}, which is not among the tools"
-        )
+        raise RequestError(f"tool_choice names {quoted(choice.get('name'))}, which is not among the tools")
 
 
 def _tools(asked: Asked) -> Fields:
@@ -296,9 +295,7 @@ def _format(text: object) -> Fields:
         case "json_schema":
             raise RequestError("text.format must have a schema")
         case kind:
-            raise RequestError(
-                f"text.format must be text, json_object or json_schema, not {str(kind)[:60]!a}"
-            )
+            raise RequestError(f"text.format must be text, json_object or json_schema, not {quoted(kind)}")
 
 
 def _thinking(reasoning: object, chat: Fields) -> Fields:
