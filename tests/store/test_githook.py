@@ -297,3 +297,24 @@ def test_a_hook_that_git_no_longer_looks_for_is_said(repository: Path, tmp_path:
     assert status(repository).state is HookState.GONE
     (spool / "queue-hooks").joinpath("broken.json").write_text("{")
     assert len(warnings(spool)) == 1
+
+
+def test_a_worktree_with_a_hooks_folder_of_its_own_is_said(repository: Path, tmp_path: Path) -> None:
+    """SPOOL-11: a relative core.hooksPath, as husky sets it, is another folder in each worktree; its commits were no
+    events, without a word. The command that is named mends it."""
+    spool, tree = tmp_path / "spool", tmp_path / "a tree"
+    install_husky(repository)
+    install(repository, spool)
+    commit(repository, "a.md", "one")
+    assert status(repository).problem == ""
+    git(repository, "worktree", "add", "-q", str(tree), "-b", "side")
+    assert status(repository).strays == (tree,)
+    (warning,) = warnings(spool)
+    assert f"watchbill spool hook install '{tree}' --spool {spool}" in warning
+    assert run(["spool", "hook", "status", str(repository)]) == 1
+    assert run(["spool", "hook", "install", str(tree), "--spool", str(spool)]) == 0
+    commit(tree, "b.md", "two")
+    assert [event["message"] for event in events(spool, 2)] == ["one", "two"]
+    assert (status(repository).problem, status(tree).problem, warnings(spool)) == ("", "", [])
+    git(repository, "worktree", "remove", "--force", str(tree))
+    assert (status(repository).problem, warnings(spool)) == ("", [])

@@ -76,6 +76,7 @@ def install(
         terminal.show(jsonlib.dumps({"hook": str(hook), "spool": str(chosen.folder)}))
     else:
         terminal.show(f"{hook}: each commit becomes an event in {chosen.folder}")
+        _warn(githook.status(repository, hooks=hooks))
 
 
 @app.command
@@ -112,14 +113,20 @@ def status(
         told = {
             "state": found.state.value, "repository": str(found.repository), "hook": str(found.hook),
             "spool": str(found.spool) if found.spool else None, "waiting": found.waiting,
+            "strays": [str(each) for each in found.strays],
         }  # fmt: skip
         Terminal(quiet=quiet).show(jsonlib.dumps(told))
     elif not found.problem:
         waiting = f"; {found.waiting} noted and not enqueued yet" if found.waiting else ""
         Terminal(quiet=quiet).show(f"{found.hook}: each commit becomes an event in {found.spool}{waiting}")
-    if found.problem and not json:
-        print(f"watchbill: {plain(found.problem)}", file=sys.stderr, flush=True)
+    if not json:
+        _warn(found)
     return FAILED if found.problem else 0
+
+
+def _warn(found: githook.Status) -> None:
+    if found.problem:
+        print(f"watchbill: {plain(found.problem)}", file=sys.stderr, flush=True)
 
 
 def key(

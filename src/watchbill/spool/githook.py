@@ -110,6 +110,7 @@ class Status:
     hook: Path  # where git looks for it now
     spool: Path | None
     waiting: int  # commits that are noted and not enqueued yet
+    strays: tuple[Path, ...] = ()  # worktrees of it that have a hooks folder of their own, without the hook
 
     @property
     def problem(self) -> str:
@@ -121,11 +122,17 @@ class Status:
             HookState.REPLACED: f"{self.hook} was replaced by another program",
             HookState.ELSEWHERE: f"git looks for hooks in {self.hook.parent} now",
         }[self.state]
-        if not what:
+        if what:
+            return self._told(self.repository, what)
+        if not self.strays:
             return ""
-        again = f"watchbill spool hook install {shlex.quote(str(self.repository))}"
+        more = f", and so it is in {len(self.strays) - 1} more" if len(self.strays) > 1 else ""
+        return self._told(self.strays[0], f"this worktree has a hooks folder of its own{more}")
+
+    def _told(self, repository: Path, what: str) -> str:
+        again = f"watchbill spool hook install {shlex.quote(str(repository))}"
         spool = f" --spool {shlex.quote(str(self.spool))}" if self.spool else ""
-        return f"commits in {self.repository} are no events: {what}; run: {again}{spool}"
+        return f"commits in {repository} are no events: {what}; run: {again}{spool}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,15 +299,32 @@ def status(repository: Path, *, hooks: Path | None = None) -> Status:
     chosen = Path(str(settings["hooks"])) if settings.get("chosen") else None
     folder = hooks or chosen or hooks_folder(repository)
     spool = Path(str(settings["spool"])) if "spool" in settings else None
-    return Status(
-        _judge(folder, settings), repository.absolute(), folder / _NAMES[0], spool, len(_waiting(state))
-    )
+    judged = _judge(folder, settings)
+    strays = _strays(repository) if judged is HookState.IN_PLACE and not chosen and not hooks else ()
+    return Status(judged, repository.absolute(), folder / _NAMES[0], spool, len(_waiting(state)), strays)
+
+
+def _strays(repository: Path) -> tuple[Path, ...]:
+    """Return the worktrees in which git runs no hook of ours: a relative `core.hooksPath`, as husky sets it, means
+    another folder in each of them."""
+    found: list[Path] = []
+    for pointer in sorted((_git_folder(repository) / "worktrees").glob("*/gitdir")):
+        with contextlib.suppress(OSError, ConfigError):  # a worktree that was removed, or is on another disk
+            worktree = (pointer.parent / pointer.read_text().strip()).parent
+            folder = hooks_folder(worktree)
+            if not _has_ours(folder):
+                found.append(worktree)
+    return tuple(found)
+
+
+def _has_ours(folder: Path) -> bool:
+    return all(_is_ours(folder / name) or _is_ours(folder / (name + _LEGACY)) for name in _NAMES)
 
 
 def _judge(folder: Path, settings: dict[str, Any]) -> HookState:
     if not settings:
         return HookState.NOT_INSTALLED
-    if all(_is_ours(folder / name) or _is_ours(folder / (name + _LEGACY)) for name in _NAMES):
+    if _has_ours(folder):
         return HookState.IN_PLACE
     if folder.resolve() != Path(str(settings.get("hooks"))).resolve():
         return HookState.ELSEWHERE
