@@ -43,6 +43,12 @@ async def refuse(opened: OpenGateway, content: bytes, status: int, **headers: st
     assert answer.status == status, answer.body
 
 
+async def count(opened: OpenGateway, path: str, content: bytes) -> None:
+    """Counts tokens at an engine that does not: the answer is an estimate."""
+    answer = await opened.send(head(path, len(content)) + content)
+    assert answer.status == 200 and b"estimated" in answer.body, answer.body
+
+
 async def leave(opened: OpenGateway, sent: bytes, *, once: Callable[[], object]) -> None:
     """Sends bytes, and hangs up once something is so."""
     _, writer = await opened.connect()
@@ -82,12 +88,19 @@ STORMS: dict[str, Storm] = {
     "leaving an answer": lambda opened: leave_at_the_engine(opened, stream=False),
     "leaving a stream": lambda opened: leave_at_the_engine(opened, stream=True),
     "an answer": lambda opened: refuse(opened, body(), 200),
+    "a count": lambda opened: count(opened, "/v1/messages/count_tokens", body()),
+    "a count of input": lambda opened: count(
+        opened, "/v1/responses/input_tokens", json.dumps({"model": "a", "input": "x" * SIZE}).encode()
+    ),
 }
 
 
 async def talk(asked: Asked, writer: asyncio.StreamWriter) -> None:
     """Answers, hangs or breaks off, by the model's name."""
     model = asked.json["model"]
+    if asked.path.endswith("input_tokens"):
+        writer.write(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n")
+        return
     if model == "fail":
         raise ConnectionResetError
     if model == "hang":

@@ -57,7 +57,9 @@ def init(
     """Write a commented config to start from."""
     root, terminal = find_root(where.root), Terminal(quiet=where.quiet)
     _write(file, starter(root.path), force=force)
-    terminal.note(f"wrote {plain(file)}; edit it, then: {root.command('config', 'check', str(file.absolute()))}")
+    terminal.note(
+        f"wrote {plain(file)}; edit it, then: {root.command('config', 'check', str(file.absolute()))}"
+    )
     if not (root.path / SMOLLM2).exists():
         terminal.note("the model it names is not here yet; fetch it with: " + root.command("pull", "smollm2"))
     return 0

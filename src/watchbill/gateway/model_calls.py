@@ -138,11 +138,10 @@ class ModelCalls:
             context.metered.is_counted = False  # what is only counted was not spent
         try:
             return (await self.fetch(context, submission, send)).fields()
-        except _NoObject:
-            return None
-        except EngineRefused as error:
-            if error.said is not Said.LACKS:
+        except (_NoObject, EngineRefused) as error:
+            if isinstance(error, EngineRefused) and error.said is not Said.LACKS:
                 raise
+            let_go(error)
             return None
 
     async def stream(

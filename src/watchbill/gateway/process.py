@@ -12,7 +12,7 @@ import msgspec
 from watchbill import names
 from watchbill.catalog import ProcessType
 from watchbill.errors import NameRefused, RequestError, TheirsError, UnsupportedMedia
-from watchbill.gateway.answers import json_response
+from watchbill.gateway.answers import json_response, let_go
 from watchbill.gateway.assemble import Assembly
 from watchbill.gateway.body import JsonSender
 from watchbill.gateway.dialects.ollama.response import now_text
@@ -47,6 +47,7 @@ class ProcessApi:
             told = await self._think(context, work)
         except TheirsError as error:
             told = work.answer(context, work.instead(self._lane_text(work.kind)), error_name(error))
+            let_go(error)
         return json_response(told, context.lines())
 
     async def _think(self, context: RequestContext, work: "_Work") -> Fields:

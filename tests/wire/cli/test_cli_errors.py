@@ -251,7 +251,9 @@ def test_the_nearest_word_about_the_address_wins(alone, daemon, tmp_path):
     assert alone("status", "--url", daemon.url).returncode == 0
 
 
-ALL_WITH_A_ROOT = [*ALL, ["config", "reload"], ["down"]]
+ALL_WITH_A_ROOT = [
+    *ALL, ["config", "reload"], ["down"], ["batch", "list"], ["batch", "cancel", "b"], ["maintenance", "end"],
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("command", ALL_WITH_A_ROOT, ids=" ".join)
