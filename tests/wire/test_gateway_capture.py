@@ -3,17 +3,22 @@
 import asyncio
 import json
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from support.eventually import eventually
+from support.open_gateway import CATALOG, open_gateway
+from support.peer import Asked, chat_events, sse
 from support.running import running
 from watchbill.catalog import Catalog, Device, EngineRules, Lane, Model, SpoolRules
 from watchbill.engines.base import Endpoint
 from watchbill.engines.upstream import Outgoing, Upstream
-from watchbill.runtime.capture import SpoolCapture
+from watchbill.runtime.capture import Captured, SpoolCapture
 from watchbill.spool import Spool
 
+SPOOLS = {"corpus": SpoolRules("corpus", "spool", {"*": "corpus.jsonl"}, drain=False)}
 ASKED = {"model": "talker", "messages": [{"role": "user", "content": "Say something."}]}
 
 
@@ -70,3 +75,40 @@ async def test_a_finished_request_becomes_one_event(tmp_path: Path, stream: bool
     assert said["role"] == "assistant"
     assert said["content"]
     assert not told
+
+
+class Recorded:
+    """Takes events as a spool does, and keeps them in their order."""
+
+    def __init__(self) -> None:
+        self.events: list[Captured] = []
+
+    def capture(self, spool: str, event: Captured) -> bool:
+        self.events.append(event)
+        return True
+
+
+async def in_pieces(asked: Asked, writer: asyncio.StreamWriter) -> None:
+    """The first answers in many pieces, the others in one."""
+    events = [sse(event) for event in chat_events("word " * 300)]
+    pieces = events if b"first" in asked.body else [b"".join(events)]
+    writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n")
+    for piece in pieces:
+        writer.write(b"%x\r\n%b\r\n" % (len(piece), piece))
+        for _ in range(3):  # turns in which the gateway, on the same loop, reads it by itself
+            await asyncio.sleep(0)
+    writer.write(b"0\r\n\r\n")
+
+
+async def test_events_come_in_the_order_in_which_requests_ended() -> None:
+    """SPOOL-13: a long answer takes longer to put together; the next one overtook it."""
+    lanes = {**CATALOG.lanes, "default": replace(CATALOG.lanes["default"], capture="corpus")}
+    sink = Recorded()
+    async with open_gateway(in_pieces, catalog=replace(CATALOG, lanes=lanes, spools=SPOOLS)) as opened:
+        opened.gateway.capturing.sink = sink
+        for said in ("first", "second", "third"):
+            body = {"model": "a", "messages": [{"role": "user", "content": said}]}
+            assert (await opened.ask("/v1/chat/completions", body)).status == 200
+        await eventually(lambda: len(sink.events) == 3)
+    assert [event.prompt[0]["content"] for event in sink.events] == ["first", "second", "third"]
+    assert [event.ts for event in sink.events] == sorted(event.ts for event in sink.events)

@@ -2,12 +2,13 @@
 
 A tap listens to the engine's bytes as they pass and keeps them, within a bound. When the request is over, its answer
 is put together from the next turn of the loop on, after the caller has its own, a piece per turn, and handed to the
-spool's thread. A request that says `X-Watchbill-Private: 1` is never captured.
+spool's thread, in the order in which requests ended. A request that says `X-Watchbill-Private: 1` is never captured.
 """
 
 import asyncio
 import time
 from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import TYPE_CHECKING
 
 from watchbill.catalog import Catalog, Tier
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Capturing", "Tap"]
 
-_Finish = Callable[[Coroutine[object, object, None]], None]
+_Finish = Callable[[str, Coroutine[object, object, Captured]], None]
 
 
 class Capturing:
@@ -34,18 +35,34 @@ class Capturing:
         #: Where events go; the daemon sets it when the config has spools.
         self.sink: Capture | None = None
         self._ending: set[asyncio.Task[None]] = set()  # taps whose answers are put together
+        self._last: dict[str, asyncio.Task[None]] = {}  # of them, the one that ended last, by spool
 
     def begin(self, catalog: Catalog, context: RequestContext, submission: Submission) -> "Tap | None":
         """Listens to a request, if anybody wants it."""
         if self.sink is None or context.request.headers.get("x-watchbill-private") == "1":
             return None
         spool = _spool_of(catalog, context, submission)
-        return None if spool is None else Tap(self.sink, spool, context, self._finish)
+        return None if spool is None else Tap(spool, context, self._finish)
 
-    def _finish(self, work: Coroutine[object, object, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
+    def _finish(self, spool: str, making: Coroutine[object, object, Captured]) -> None:
+        task = asyncio.get_running_loop().create_task(self._hand_over(spool, making, self._last.get(spool)))
+        self._last[spool] = task
         self._ending.add(task)
-        task.add_done_callback(self._ending.discard)
+        task.add_done_callback(partial(self._ended, spool))
+
+    async def _hand_over(
+        self, spool: str, making: Coroutine[object, object, Captured], before: asyncio.Task[None] | None
+    ) -> None:
+        event = await making
+        if before is not None and not before.done():  # a longer answer, which takes more turns
+            await asyncio.wait({before})
+        if self.sink is not None:
+            self.sink.capture(spool, event)
+
+    def _ended(self, spool: str, task: asyncio.Task[None]) -> None:
+        self._ending.discard(task)
+        if self._last.get(spool) is task:
+            del self._last[spool]
 
     async def close(self) -> None:
         """Waits for the answers that are put together, for a bounded time."""
@@ -69,8 +86,8 @@ def _spool_of(catalog: Catalog, context: RequestContext, submission: Submission)
 class Tap:
     """One request that is captured."""
 
-    def __init__(self, sink: "Capture", spool: str, context: RequestContext, finish: _Finish) -> None:
-        self._sink, self._spool, self._context, self._finish = sink, spool, context, finish
+    def __init__(self, spool: str, context: RequestContext, finish: _Finish) -> None:
+        self._spool, self._context, self._finish = spool, context, finish
         self._pieces: list[bytes] = []
         self._size = 0
 
@@ -86,9 +103,9 @@ class Tap:
 
     def end(self, outcome: str) -> None:
         """The request is over; its caller waits for nothing of what follows."""
-        self._finish(self._hand_over(outcome))
+        self._finish(self._spool, self._made(outcome, time.time()))
 
-    async def _hand_over(self, outcome: str) -> None:
+    async def _made(self, outcome: str, ended_at: float) -> Captured:
         context = self._context
         asked = context.asked or {}
         prompt = next((asked[name] for name in ("messages", "prompt", "input") if name in asked), None)
@@ -97,10 +114,9 @@ class Tap:
         answer = await _text_of(self._pieces)
         model = context.model or str(asked.get("model") or "")
         tier = Tier.LOCAL if context.start is None else context.start.tier
-        event = Captured(
-            context.id, time.time(), context.lane, model, tier, prompt, answer, outcome, cost=context.cost
+        return Captured(
+            context.id, ended_at, context.lane, model, tier, prompt, answer, outcome, cost=context.cost
         )
-        self._sink.capture(self._spool, event)
 
 
 async def _text_of(pieces: list[bytes]) -> object:
