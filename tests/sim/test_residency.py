@@ -19,6 +19,7 @@ from watchbill.catalog import (
     WorkClass,
 )
 from watchbill.core import messages as m
+from watchbill.core.ledger import READING_AGE_MAX_MS
 from watchbill.core.machine import Machine
 from watchbill.core.model_state import Stage
 from watchbill.core.residency import NEXT, Move, Residency
@@ -259,6 +260,28 @@ def test_a_constrained_device_takes_nothing_new_and_recovers(world_of: WorldOf, 
     cold, warm = world.arrive("B", 300, lane="chat"), world.arrive("A", 300, lane="chat")
     world.run(20_000)
     assert (cold.state, warm.outcome) == ("waiting", "answered")
+    del world.look
+    world.run(40_000)
+    assert cold.outcome == "answered"
+
+
+@pytest.mark.parametrize(
+    ("age_ms", "is_loaded"), [(READING_AGE_MAX_MS, True), (READING_AGE_MAX_MS + 1, False)]
+)
+def test_nothing_is_loaded_on_a_reading_that_is_too_old(
+    world_of: WorldOf, model: ModelOf, age_ms: int, is_loaded: bool
+) -> None:
+    """R25: a probe that hangs or vanished; what is warm serves on, and loads go on with the next reading."""
+    world = world_of(model("A", 4), model("B", 4))
+    world.run(1_000)
+    world.arrive("A", 300, lane="chat")
+    world.run(10_000)
+    old = {"gpu:0": m.DeviceReading(24 * GB, 20 * GB, age_ms=age_ms)}
+    world.look = lambda: world.feed(m.Observed(int(world.now), old, {}))  # type: ignore[method-assign]
+    world.look()
+    cold, warm = world.arrive("B", 300, lane="chat"), world.arrive("A", 300, lane="chat")
+    world.run(20_000)
+    assert (cold.outcome == "answered", warm.outcome) == (is_loaded, "answered")
     del world.look
     world.run(40_000)
     assert cold.outcome == "answered"

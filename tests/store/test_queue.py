@@ -1,6 +1,7 @@
 """The queue as a user sees it: four folders, exactly one owner, at least once, reasons beside poison."""
 
 import contextlib
+import itertools
 import json
 import os
 import re
@@ -275,6 +276,27 @@ def test_many_waiting_files_go_into_buckets_and_come_out_in_order(
         item = spool.lease()
         assert item is not None
         assert item.event["id"] == "last"
+
+
+@pytest.mark.parametrize("waiting", [200, 2_000])
+def test_a_claim_costs_the_same_however_many_files_wait(
+    path: Path, monkeypatch: pytest.MonkeyPatch, waiting: int
+) -> None:
+    """R11: the queue is listed once for many claims, not for each."""
+    listed: list[object] = []
+    listing = os.listdir
+
+    def counted(folder: int | str = ".") -> list[str]:
+        listed.append(folder)
+        return listing(folder)
+
+    with Spool(path, durability="none") as spool:
+        for number in range(waiting):
+            spool.enqueue({"id": number})
+        monkeypatch.setattr(os, "listdir", counted)
+        seen = [item.event["id"] for item in itertools.islice(iter(spool.lease, None), 150)]
+    assert seen == list(range(150))
+    assert len(listed) <= 10
 
 
 def test_a_few_thousand_waiting_events_all_lie_where_ls_shows_them(path: Path) -> None:
