@@ -98,6 +98,7 @@ class TestProcess(EngineContract):
     ) -> None:
         """Neither the gateway's keys nor the way to systemd; what the model's own table says, and the rest, it gets."""
         hidden = {"BOSS_KEY": "k", "WATCHBILL_API_KEY": "k", "NOTIFY_SOCKET": "/x", "WATCHBILL_OTHER": "k"}
+        hidden["COPY_OF_BOSS_KEY"] = "k"
         kept = {"LD_LIBRARY_PATH": "/opt/lib", "CUDA_CACHE_PATH": "/c", "LC_ALL": "C.UTF-8", "HF_TOKEN": "t"}
         for name, value in (hidden | kept | {"GIVEN_KEY": "outer"}).items():
             monkeypatch.setenv(name, value)

@@ -1,8 +1,8 @@
 """The environment of engines: the daemon's own, without the daemon's private variables.
 
-An engine runs third-party code on third-party weights. It gets neither the gateway's API keys nor the means to speak to
-systemd in the daemon's name. Everything else stays (PATH, HOME, CUDA_*, LD_LIBRARY_PATH, locale, proxies, HF_TOKEN),
-and a model's own `env` wins.
+An engine runs third-party code on third-party weights. It gets neither the gateway's API keys, under whatever name, nor
+the means to speak to systemd in the daemon's name. Everything else stays (PATH, HOME, CUDA_*, LD_LIBRARY_PATH, locale,
+proxies, HF_TOKEN), and a model's own `env` wins.
 """
 
 from collections.abc import Iterable, Mapping
@@ -29,8 +29,9 @@ class Withheld:
     def rest_of(self, environment: Mapping[str, str]) -> dict[str, str]:
         """The environment that an engine inherits."""
         hidden = self.key_variables | _OF_THE_SERVICE
+        keys = {environment.get(name, "") for name in self.key_variables} - {""}
         return {
             name: value
             for name, value in environment.items()
-            if name not in hidden and not name.startswith(_OURS)
+            if name not in hidden and not name.startswith(_OURS) and value not in keys
         }
