@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from watchbill.catalog import Model
 from watchbill.errors import ModelNotFound, RequestError
 from watchbill.gateway.options import split_alias
+from watchbill.quoting import cut, quoted
 from watchbill.runtime.library import Entry, plain_name
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ def check_name(name: str, what: str = "model") -> str:
     """A name without its defaults, for something new. Raises RequestError."""
     short = shortened(name)
     if not _NAME.fullmatch(short) or len(short) > 200 or ".." in short:
-        raise RequestError(f"{what} {name[:100]!r} is invalid: use letters, digits and . _ - / :")
+        raise RequestError(f"{what} {quoted(name)} is invalid: use letters, digits and . _ - / :")
     return short
 
 
@@ -69,7 +70,7 @@ def find(gateway: "Services", name: str) -> Found:
     if model is None:
         if not _NAME.fullmatch(shortened(base)):
             raise RequestError("invalid model name")
-        raise ModelNotFound(f"model '{name[:200]}' not found")
+        raise ModelNotFound(f"model '{cut(name)}' not found")
     return Found(model, None if library is None else library.find(shortened(base)))
 
 
