@@ -124,10 +124,11 @@ class Status:
         }[self.state]
         if what:
             return self._told(self.repository, what)
-        if not self.strays:
+        first, *others = self.strays or (None,)
+        if first is None:
             return ""
-        more = f", and so it is in {len(self.strays) - 1} more" if len(self.strays) > 1 else ""
-        return self._told(self.strays[0], f"this worktree has a hooks folder of its own{more}")
+        more = f", and so it is in {len(others)} more" if others else ""
+        return self._told(first, f"this worktree has a hooks folder of its own{more}")
 
     def _told(self, repository: Path, what: str) -> str:
         again = f"watchbill spool hook install {shlex.quote(str(repository))}"
