@@ -12,6 +12,7 @@ from pathlib import Path
 from watchbill.errors import NotFound
 from watchbill.gateway.http.messages import Response
 from watchbill.gateway.request_context import RequestContext
+from watchbill.quoting import quoted
 
 __all__ = ["PageFiles"]
 
@@ -61,7 +62,7 @@ class PageFiles:
     def _send(self, name: str, context: RequestContext) -> Response:
         found = self._files.get(name)
         if found is None:
-            raise NotFound(f"the page has no file {name[:100]!r}")
+            raise NotFound(f"the page has no file {quoted(name)}")
         headers = {"Content-Type": found.content_type, "ETag": found.tag, **_HEADERS}
         if context.request.headers.get("if-none-match") == found.tag:
             return Response(b"", headers, 304, context.lines())

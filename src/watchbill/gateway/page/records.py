@@ -26,6 +26,7 @@ from watchbill.limits import (
     SPOOL_LISTED_MAX,
 )
 from watchbill.processes import Log, engine_log
+from watchbill.quoting import quoted
 from watchbill.runtime.history import Wanted, find_lines
 from watchbill.runtime.spools import open_spool
 from watchbill.spool import Entry, LeaseLost, SpoolBroken, SpoolFull, SpoolLayout, State
@@ -99,7 +100,7 @@ class SpoolsApi:
         name = context.request.match["name"]
         rules = self._gateway.driver.catalog.spools.get(name)
         if rules is None:
-            raise NotFound(f"the config has no spool {name[:100]!r}")
+            raise NotFound(f"the config has no spool {quoted(name)}")
         return rules
 
 
@@ -150,7 +151,7 @@ def _requeue_one(spool: ByHand, event: str) -> int:
     except (LeaseLost, SpoolLayout) as error:
         raise NotFound(str(error)) from error
     if not found:
-        raise NotFound(f"no event {event[:100]!r} is poisoned")
+        raise NotFound(f"no event {quoted(event)} is poisoned")
     return len(found)
 
 
