@@ -289,10 +289,12 @@ def markdown_line(line: Line) -> bytes:
 
 def _line_of(note: Note, now: float) -> Line:
     stamp = datetime.fromtimestamp(now, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-    return {
+    reason = str(note.reason) if note.alert is None else f"{note.alert}: {note.reason}"
+    line: Line = {
         "t": stamp, "event": _short(note.event), "model": _short(note.model), "device": _short(note.device),
-        "reason": _short(str(note.reason)), "ms": note.ms, "bytes": note.bytes, "request": _short(note.request),
+        "reason": _short(reason), "ms": note.ms, "bytes": note.bytes, "request": _short(note.request),
     }  # fmt: skip
+    return line if note.alert is None else {**line, "alert": note.alert}
 
 
 def _short(text: str | None) -> str | None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from support.eventually import wait_until
 from watchbill.catalog import JournalRules
-from watchbill.core.messages import JournalEvent, Note
+from watchbill.core.messages import AlertKind, JournalEvent, Note
 from watchbill.errors import LaneFull
 from watchbill.journal import Journal, json_line, markdown_line
 from watchbill.limits import JOURNAL_BUFFER_LINES_MAX, JOURNAL_SUBSCRIBER_LINES_MAX, JOURNAL_SUBSCRIBERS_MAX
@@ -81,6 +81,16 @@ def test_every_decision_is_in_both_files_with_its_reason(disk: Disk) -> None:
     assert disk.rows() == [
         "| 2023-11-14T22:13:20.500Z | load | smollm2 | ram | asked for by a request | 850 ms | 98 MB | r-1 |"
     ]
+
+
+def test_an_alert_names_its_kind_for_scripts_and_for_people(disk: Disk) -> None:
+    """RES-26: scripts read a field of its own; people read it before the text."""
+    journal = disk.journal()
+    journal.write(Note(JournalEvent.ALERT, "nothing happened", alert=AlertKind.SILENCE))
+    assert journal.flush(WAIT_S)
+    (event,) = disk.events()
+    assert (event["alert"], event["reason"]) == ("silence", "silence: nothing happened")
+    assert "| silence: nothing happened |" in disk.rows()[0]
 
 
 def test_the_paths_are_the_operators(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from support.peer import Asked, peer_listening
 from watchbill.catalog import RAM, AlertRules, Catalog, Device
-from watchbill.core.messages import Alert, Note, Observed
+from watchbill.core.messages import Alert, AlertKind, Note, Observed
 from watchbill.errors import TheirsError
 from watchbill.limits import PROBE_FAILURES_MAX
 from watchbill.probes import Probe, Reading
@@ -136,7 +136,7 @@ async def test_an_alert_reaches_the_webhook_though_the_command_fails(tmp_path: P
     async with peer_listening(talk) as peer:
         rules = AlertRules(command=command, webhook=f"http://127.0.0.1:{peer.port}/hook")
         with pytest.raises(Exception):  # noqa: B017, PT011  whatever the command did wrong
-            await Deliverer(tmp_path).deliver(rules, Alert("test", "A text."))
+            await Deliverer(tmp_path).deliver(rules, Alert(AlertKind.PROBE, "A text."))
         assert peer.asked[0].json["text"] == "A text."
 
 
@@ -148,7 +148,7 @@ async def test_a_webhook_may_have_a_login_and_a_query(tmp_path: Path) -> None:
 
     async with peer_listening(talk) as peer:
         rules = AlertRules(webhook=f"http://me:p%40ss@127.0.0.1:{peer.port}/services/T0/v1?to=ops team")
-        await Deliverer(tmp_path).deliver(rules, Alert("test", "A text."))
+        await Deliverer(tmp_path).deliver(rules, Alert(AlertKind.PROBE, "A text."))
     (asked,) = peer.asked
     assert asked.path == "/services/T0/v1?to=ops%20team"
     assert asked.headers["authorization"] == "Basic " + base64.b64encode(b"me:p@ss").decode()
@@ -173,6 +173,6 @@ async def test_a_webhook_that_did_not_take_an_alert_is_named(
     async with peer_listening(talk) as peer:
         rules = AlertRules(webhook=f"http://127.0.0.1:{peer.port}/hook")
         with pytest.raises(TheirsError, match=told):
-            await Deliverer(tmp_path).deliver(rules, Alert("test", "A text."))
+            await Deliverer(tmp_path).deliver(rules, Alert(AlertKind.PROBE, "A text."))
     with pytest.raises(TheirsError, match="nothing answers at its address"):
-        await Deliverer(tmp_path).deliver(rules, Alert("test", "A text."))
+        await Deliverer(tmp_path).deliver(rules, Alert(AlertKind.PROBE, "A text."))

@@ -10,7 +10,7 @@ from enum import StrEnum
 from typing import TypeVar
 
 from watchbill.batches.disk import DiskIsFull
-from watchbill.core.messages import Alert, JournalEvent, Note
+from watchbill.core.messages import Alert, AlertKind, JournalEvent, Note
 from watchbill.errors import DiskFailed
 from watchbill.limits import BATCH_DISK_AGAIN_MS
 from watchbill.units import format_bytes
@@ -60,7 +60,7 @@ class Pausing:
 
     def _get_stuck(self, key: object, error: DiskFailed) -> None:
         if not self._stuck:
-            self._tell(Alert("batches_paused", f"batches are paused: {error}"))
+            self._tell(Alert(AlertKind.BATCHES_PAUSED, f"batches are paused: {error}"))
         self._stuck[key] = Pause.DISK_FULL if isinstance(error, DiskIsFull) else Pause.DISK_FAILED
 
     def look_at_room(self, size: int, bound: int) -> None:
@@ -70,7 +70,7 @@ class Pausing:
             told = (
                 f"files and answers have reached batches.disk_max of {format_bytes(bound)}; delete some files"
             )
-            self._tell(Alert("batches_paused", f"batches are paused: {told}"))
+            self._tell(Alert(AlertKind.BATCHES_PAUSED, f"batches are paused: {told}"))
         elif was_full and not self._is_full:
             self._resumed()
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from watchbill.core.ledger import DeviceBook
-from watchbill.core.messages import Alert, Cause, Constraint, JournalEvent, Trouble
+from watchbill.core.messages import Alert, AlertKind, Cause, Constraint, JournalEvent, Trouble
 from watchbill.core.model_state import ModelState, Stage
 from watchbill.core.reasons import Reason
 from watchbill.core.resources import GroupPlace, HostPlaces, Needs, Places, ResidentPlaces
@@ -220,7 +220,7 @@ class Missing:
         self._state.note(JournalEvent.ABSENT, text, model, device=absence.device, size=absence.needed)
         self._state.out.append(
             Alert(
-                "absent",
+                AlertKind.ABSENT,
                 f"{model.name} is permanent and not in memory: {text}",
                 model.name,
                 absence.device,

@@ -15,7 +15,7 @@ from statistics import median_low
 
 from watchbill.catalog import RAM
 from watchbill.core.ledger import DeviceBook
-from watchbill.core.messages import Alert, Cause, CutKind, Observed
+from watchbill.core.messages import Alert, AlertKind, Cause, CutKind, Observed
 from watchbill.core.model_state import HOLDING, STAYING, ModelState, Stage
 from watchbill.core.reasons import Exceeded, Excess, Shortfall
 from watchbill.core.residency import Move, Residency
@@ -92,7 +92,9 @@ class Emergency:
         return grace_ms, fall * (grace_ms + BACK_MS) - available
 
     def _drive_out(self, victim: ModelState, why: Shortfall, grace_ms: float, now: int) -> None:
-        self._state.out.append(Alert("emergency", f"{victim.name} leaves; {why}", victim.name, why.device))
+        self._state.out.append(
+            Alert(AlertKind.EMERGENCY, f"{victim.name} leaves; {why}", victim.name, why.device)
+        )
         if victim.stage is Stage.DRAINING:
             # From now on it has the same grace as any other victim.
             self._residency.enter(victim, Move.CLOSE, now)
@@ -151,11 +153,11 @@ class Emergency:
             f"{model.name} is permanent and leaves: {self._excess(resource)} of {budget}, and it holds {held}"
         )
         if isinstance(resource, HostPlaces):
-            self._state.out.append(Alert("budget", text, model.name))
+            self._state.out.append(Alert(AlertKind.BUDGET, text, model.name))
             return
         device = resource if isinstance(resource, str) else resource.device
         hint = f"give {device} more capacity or a smaller reserve, or the model a smaller context"
-        self._state.out.append(Alert("budget", f"{text}; {hint}", model.name, device))
+        self._state.out.append(Alert(AlertKind.BUDGET, f"{text}; {hint}", model.name, device))
 
     def _cause(self, resource: Resource) -> Cause:
         book = self._state.ledger.book(resource)

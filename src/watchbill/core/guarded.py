@@ -11,7 +11,7 @@ from typing import cast
 
 from watchbill.catalog import PolicyRules
 from watchbill.core.forecast import Forecast
-from watchbill.core.messages import Alert, PlanKind, Request
+from watchbill.core.messages import Alert, AlertKind, PlanKind, Request
 from watchbill.core.model_state import Candidate, Stage
 from watchbill.core.policy import ABORTS_MAX, POLICIES, Plan, Policy, Turns, movable, waiting, yielding
 from watchbill.core.state import State
@@ -85,7 +85,7 @@ class Guarded:
         if self._told_at is None or now >= self._told_at + ALERT_EVERY_MS:
             self._told_at = now
             text = f"policy {self._name} failed in {what}, and turns decides instead: {why}"
-            state.out.append(Alert("policy", text))
+            state.out.append(Alert(AlertKind.POLICY, text))
 
 
 def illegal(state: State, plan: Plan, now: int) -> str | None:

@@ -208,7 +208,7 @@ class Machine:
             self._residency.reset(model, why, now)
             model.shrink()
             self.state.weigh(model)
-            self.state.out.append(m.Alert("watchdog", f"{model.name} was reset: {why}", model.name))
+            self.state.out.append(m.Alert(m.AlertKind.WATCHDOG, f"{model.name} was reset: {why}", model.name))
 
     def _force(self, now: int) -> None:
         self._emergency.restore_budgets(now)

@@ -37,6 +37,30 @@ class Doubted(StrEnum):
     STALLED = "stalled"  # its last answers stopped in the middle; it answers simple questions
 
 
+class AlertKind(StrEnum):
+    """What an alert is about: one word for status, metrics, the journal and receivers of alerts."""
+
+    ABSENT = "absent"  # a permanent model is not in memory
+    BATCHES_PAUSED = "batches_paused"  # the disk refuses the results of batches
+    BUDGET = "budget"  # a model, or a device, holds more than it may
+    CAPTURE = "capture"  # captured requests are lost, or wait in memory
+    DISK = "disk"  # a full or failing disk
+    EMERGENCY = "emergency"  # the machine runs out of memory
+    HOST = "host"  # a program that hosts models cannot be asked
+    POLICY = "policy"  # a policy of your own failed
+    PROBE = "probe"  # memory cannot be read
+    PROTECTED = "protected"  # a protected process is not running
+    QUARANTINE = "quarantine"  # a model failed too often
+    SILENCE = "silence"  # nothing was loaded, served or done for too long
+    SLOW_LOAD = "slow-load"
+    SPOOL = "spool"  # a spool cannot be drained
+    SPOOL_HOOK = "spool-hook"  # the git hook of a spool has a warning
+    SPOOL_POISON = "spool-poison"  # events were poisoned
+    STUCK = "stuck"  # an engine does not stop
+    TIER = "tier"  # the daily limit of a tier is reached
+    WATCHDOG = "watchdog"  # a model was reset
+
+
 # ------------------------------------------------------------------ known before the first load
 
 
@@ -573,12 +597,13 @@ class Note(Action, frozen=True):
     bytes: int | None = None
     request: str | None = None
     cause: Cause | None = None  # of an `evict`
+    alert: AlertKind | None = None  # of an `alert`
 
 
 class Alert(Action, frozen=True):
     """A message that a person should see."""
 
-    kind: str
+    kind: AlertKind
     text: str
     model: str | None = None
     device: str | None = None

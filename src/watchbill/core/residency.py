@@ -27,6 +27,7 @@ from enum import Enum
 from watchbill.catalog import WorkClass
 from watchbill.core.messages import (
     Alert,
+    AlertKind,
     Blame,
     Cause,
     CutKind,
@@ -433,7 +434,7 @@ class Residency:
         if is_news:
             self._state.note(Mishap.DISK_FAILED, reason, model)
             if self._state.disk_fault is None:  # else the alert came when it was seen
-                self._state.out.append(Alert("disk", text, model.name))
+                self._state.out.append(Alert(AlertKind.DISK, text, model.name))
         self._state.refuse_line(model, Refusal.DISK_FAILED, text, DISK_RETRY_MS)
 
     def await_disk_for_all(self, now: int) -> None:
@@ -466,7 +467,7 @@ class Residency:
             return
         pause = model.retry_at - now
         text = f"{model.name} is quarantined for {pause // 1000} s: {reason}"
-        self._state.out.append(Alert("quarantine", text, model.name))
+        self._state.out.append(Alert(AlertKind.QUARANTINE, text, model.name))
         self._state.note(JournalEvent.QUARANTINE, reason, model, ms=pause)
 
     # ------------------------------------------------------------------ answers of the engines
@@ -579,7 +580,7 @@ class Residency:
         self._state.note(JournalEvent.HOST_SILENT, event.silence)
         names = ", ".join(s.name for s in hosted if s.line or s.stage is not Stage.ABSENT) or "no model"
         text = f"{event.engine}: {event.silence}; {names} waits until it answers again"
-        self._state.out.append(Alert("host", text))
+        self._state.out.append(Alert(AlertKind.HOST, text))
 
     def _current(self, name: str, attempt: int, *stages: Stage) -> ModelState | None:
         model = self._state.models.get(name)
@@ -624,7 +625,7 @@ class Residency:
 
     def _see_disk(self, fault: str | None) -> None:
         if fault is not None and self._state.disk_fault is None:
-            self._state.out.append(Alert("disk", fault))
+            self._state.out.append(Alert(AlertKind.DISK, fault))
         self._state.disk_fault = fault
 
     def _begin_outgrown_anew(self) -> None:
@@ -723,7 +724,7 @@ class Residency:
             self.halt(model, model.leaving_why, now, hard=True)
             return
         text = f"{model.name} does not stop; its memory counts as foreign use from now on"
-        self._state.out.append(Alert("stuck", text, model.name))
+        self._state.out.append(Alert(AlertKind.STUCK, text, model.name))
         self.enter(model, Move.GONE, now)
         why = "its engine could not be stopped"
         self.fail(model, why, hopeless=True, now=now, mishap=Mishap.STUCK)

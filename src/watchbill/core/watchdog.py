@@ -28,7 +28,7 @@ that something is wrong.
 
 from dataclasses import dataclass
 
-from watchbill.core.messages import Alert, Check, Checked, JournalEvent
+from watchbill.core.messages import Alert, AlertKind, Check, Checked, JournalEvent
 from watchbill.core.model_state import STAYING, ModelState, Stage
 from watchbill.core.reasons import Well, failures_text, stalled_text
 from watchbill.core.state import State
@@ -222,7 +222,7 @@ class Watchdog:
                 self._state.wakes.append(model.slow_at)
                 continue
             self._slow.add(which)
-            self._state.out.append(Alert("slow-load", _slow_text(model, now), model.name))
+            self._state.out.append(Alert(AlertKind.SLOW_LOAD, _slow_text(model, now), model.name))
 
     def listen(self, interval_ms: int | None, now: int) -> None:
         """Raises an alert when nothing has happened for too long."""
@@ -238,7 +238,7 @@ class Watchdog:
         elif self._silent_since != last:
             self._silent_since = last
             text = f"no load, no grant and no background task for {(now - last) // 1000} s"
-            self._state.out.append(Alert("silence", text))
+            self._state.out.append(Alert(AlertKind.SILENCE, text))
 
 
 def _alone_ms(model: ModelState) -> int:

@@ -19,7 +19,7 @@ from urllib.parse import unquote, urlsplit
 import msgspec
 
 from watchbill.catalog import AlertRules
-from watchbill.core.messages import Alert, JournalEvent, Note
+from watchbill.core.messages import Alert, AlertKind, JournalEvent, Note
 from watchbill.engines.base import endpoint_of, escape_path
 from watchbill.engines.upstream import FailureKind, Outgoing, Upstream, UpstreamFailed
 from watchbill.errors import TheirsError
@@ -42,7 +42,7 @@ class Alerts:
         self._waiting: asyncio.Queue[Alert] = asyncio.Queue(ALERTS_WAITING_MAX)
         self._task: asyncio.Task[None] | None = None
         self._recent: deque[tuple[float, Alert]] = deque(maxlen=ALERTS_KEPT_MAX)
-        self.counts: Counter[str] = Counter()  # by kind, since the start
+        self.counts: Counter[AlertKind] = Counter()  # by kind, since the start
 
     def recent(self) -> list[dict[str, object]]:
         """The last alerts, the newest first, for `status`. `t` is seconds since the epoch."""
@@ -60,7 +60,7 @@ class Alerts:
         _LOG.warning("alert=%s model=%s %s", alert.kind, alert.model or "-", alert.text)
         self._recent.append((time.time(), alert))
         self.counts[alert.kind] += 1
-        self._journal(Note(JournalEvent.ALERT, f"{alert.kind}: {alert.text}", alert.model, alert.device))
+        self._journal(Note(JournalEvent.ALERT, alert.text, alert.model, alert.device, alert=alert.kind))
         if self._deliver is None or not (self._rules.command or self._rules.webhook):
             return
         try:

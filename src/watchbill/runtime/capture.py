@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Protocol, cast
 
 from watchbill.catalog import SpoolRules
-from watchbill.core.messages import Alert
+from watchbill.core.messages import Alert, AlertKind
 from watchbill.errors import WatchbillError
 from watchbill.limits import (
     CAPTURE_AGAIN_MS,
@@ -123,7 +123,7 @@ class SpoolCapture:
                 self._ended[writer.name] = self._ended.get(writer.name, Counter()) + Counter(writer.view())
         for text in lost:
             _LOG.error("%s", text)
-            self._tell(Alert("capture", text))
+            self._tell(Alert(AlertKind.CAPTURE, text))
         return lost
 
     def _begin(self, spool: str) -> "_Writer | None":
@@ -190,7 +190,7 @@ class _Writer:
         if not self._is_dropping:
             self._is_dropping = True
             text = f"spool {self._rules.name}: captured requests are dropped: {why}"
-            self._tell(Alert("capture", text))
+            self._tell(Alert(AlertKind.CAPTURE, text))
 
     def _run(self) -> None:
         spool: AnySpool | None = None
@@ -216,7 +216,10 @@ class _Writer:
         if is_new:
             bound = f"at most {CAPTURE_EVENTS_MAX} do, then they are dropped"
             self._tell(
-                Alert("capture", f"spool {self.name}: captured requests wait in memory ({bound}): {error}")
+                Alert(
+                    AlertKind.CAPTURE,
+                    f"spool {self.name}: captured requests wait in memory ({bound}): {error}",
+                )
             )
 
     def _next_batch(self) -> list[Captured]:

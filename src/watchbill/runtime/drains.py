@@ -18,7 +18,7 @@ from contextlib import closing
 from pathlib import Path
 
 from watchbill.catalog import SpoolRules
-from watchbill.core.messages import Alert
+from watchbill.core.messages import Alert, AlertKind
 from watchbill.limits import (
     DONE_COLLECT_MS,
     DRAIN_AGAIN_MS,
@@ -278,21 +278,21 @@ class _Keeper:
         events = "an event was" if new == 1 else f"{new} events were"
         named = self.rules.name if is_on_broker(self.rules) else str(folder_of(self.rules, self._root))
         advice = f"see: {command_for(self._root, 'spool', 'list', '--spool', named, '--state', 'poison')}"
-        self._tell(Alert("spool-poison", f"spool {self.rules.name}: {events} poisoned; {advice}"))
+        self._tell(Alert(AlertKind.SPOOL_POISON, f"spool {self.rules.name}: {events} poisoned; {advice}"))
 
     def _tell_of_hooks(self) -> None:
         """Alerts once about each repository that has lost its hook: its commits would be missed without notice."""
         lost = warnings(folder_of(self.rules, self._root))
         for warning in lost:
             if warning not in self._hooks_told:
-                self._tell(Alert("spool-hook", f"spool {self.rules.name}: {warning}"))
+                self._tell(Alert(AlertKind.SPOOL_HOOK, f"spool {self.rules.name}: {warning}"))
         self._hooks_told = lost
 
     def _complain(self, text: str) -> None:
         """Reports a problem once; it is over when a check finds none."""
         if text != self._complaint:
             self._complaint = text
-            self._tell(Alert("spool", f"spool {self.rules.name}: {text}"))
+            self._tell(Alert(AlertKind.SPOOL, f"spool {self.rules.name}: {text}"))
 
     def _collect_if_due(self) -> None:
         if time.monotonic() < self._collect_at_s or not folder_of(self.rules, self._root).is_dir():

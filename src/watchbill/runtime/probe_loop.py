@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 
 from watchbill.catalog import RAM, Catalog
-from watchbill.core.messages import Alert, Constraint, DeviceReading, ModelReading, Observed
+from watchbill.core.messages import Alert, AlertKind, Constraint, DeviceReading, ModelReading, Observed
 from watchbill.files.disk import disk_failure
 from watchbill.limits import (
     LOOK_MS_MAX,
@@ -141,7 +141,7 @@ class ProbeLoop:
         except OSError as error:  # any errno: /proc cannot be read now, and readings of free memory go on
             self._blind += 1
             if self._blind == PROBE_FAILURES_MAX and self._alert is not None:
-                self._alert(Alert("probe", f"the memory of the engines cannot be read: {error}"))
+                self._alert(Alert(AlertKind.PROBE, f"the memory of the engines cannot be read: {error}"))
             return False
         self._models_at, self._blind = self._clock(), 0
         return True
@@ -151,7 +151,7 @@ class ProbeLoop:
             self._failed[place] = self._failed[place] + 1 if probe.failure else 0
             if self._failed[place] == PROBE_FAILURES_MAX and self._alert is not None:
                 text = f"memory cannot be read, so no model will be loaded there: {probe.failure}"
-                self._alert(Alert("probe", text))
+                self._alert(Alert(AlertKind.PROBE, text))
 
     def _judge(self, name: str, reading: Reading) -> Constraint | None:
         """Why a device takes no loads; the margin depends on the previous reading."""

@@ -8,7 +8,7 @@ import logging
 from collections.abc import Callable
 
 from watchbill.catalog import Catalog
-from watchbill.core.messages import Alert, JournalEvent, Note
+from watchbill.core.messages import Alert, AlertKind, JournalEvent, Note
 from watchbill.limits import PROTECTED_LOOK_MS
 from watchbill.probes.trees import find_processes
 
@@ -64,4 +64,6 @@ class Protected:
                 self._journal(Note(JournalEvent.PROTECTED, f"{name} is back", device=device))
             elif name not in alive and name not in self._missing:
                 self._missing.add(name)
-                self._alert(Alert("protected", f"the protected process {name} is not running", device=device))
+                self._alert(
+                    Alert(AlertKind.PROTECTED, f"the protected process {name} is not running", device=device)
+                )

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 
 from watchbill.catalog import Catalog, Tier, TierRules
-from watchbill.core.messages import Alert, Event, JournalEvent, Note, SiteSpent
+from watchbill.core.messages import Alert, AlertKind, Event, JournalEvent, Note, SiteSpent
 from watchbill.core.reasons import Cost
 from watchbill.errors import TierClosed
 from watchbill.limits import TIER_CHARGE_MS
@@ -131,7 +131,9 @@ class Tiers:
         spent = f"{self._spending.spent(rules.name):.4f} of {rules.daily or 0:g}"
         self._note(Note(JournalEvent.SPENT, f"the tier {rules.name} has cost {spent} today: it is closed"))
         self._alert(
-            Alert("tier", f"the tier {rules.name} has cost {spent} today and is closed until tomorrow")
+            Alert(
+                AlertKind.TIER, f"the tier {rules.name} has cost {spent} today and is closed until tomorrow"
+            )
         )
         self._feed(SiteSpent(rules.name, is_spent=True))
 
