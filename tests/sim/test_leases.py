@@ -7,6 +7,7 @@ from watchbill.catalog import Lane, WorkClass
 from watchbill.core import messages as m
 from watchbill.core.leases import LEASE_MS, QUIET_MS, RENEW_MS
 from watchbill.core.model_state import BOUNDARY_MS, Stage
+from watchbill.core.reasons import LeaseOver
 from watchbill.simulate.world import World
 from watchbill.units import Millis
 
@@ -41,6 +42,7 @@ def test_a_lease_never_outlives_its_time_without_a_renewal(world_of: WorldOf, mo
     assert id in world.core.state.leases, "renewed at 60 s"
     world.run(60_000 + LEASE_MS + 1_000)
     assert id not in world.core.state.leases
+    assert LeaseOver("rig", LEASE_MS) in [note.reason for _, note in world.journal]
     assert (running.outcome, waiting.outcome) == ("preempted", "no_lease")
     assert world.arrive("far", 500, lane="leased", lease=id).outcome == "no_lease"
     assert not world.judge.broken

@@ -27,7 +27,14 @@ from watchbill.core.messages import (
     Request,
 )
 from watchbill.core.model_state import Lease, Stage
-from watchbill.core.reasons import Cause
+from watchbill.core.reasons import (
+    Cause,
+    LeaseGranted,
+    LeaseOver,
+    LeaseRevoked,
+    LeasesPaused,
+    LeasesRestored,
+)
 from watchbill.core.residency import Residency
 from watchbill.core.state import State
 
@@ -67,12 +74,12 @@ class Leases:
         elif held >= LEASES_OF_PEER_MAX:
             self._decline(event, Refusal.LANE_FULL, f"{event.peer} already holds {held} leases", RENEW_MS)
         elif state.leases_held_back:
-            text = "somebody works at this machine"
+            text = "a person is using this machine"
             self._decline(event, Refusal.NO_LEASE, text, state.person_at + QUIET_MS - now)
         else:
             state.leases[event.id] = Lease(event.id, event.peer, event.model, now)
             state.wakes.append(now + LEASE_MS)
-            state.note(JournalEvent.LEASE, f"{event.peer} has it for {LEASE_MS // 1000} s at a time", model)
+            state.note(JournalEvent.LEASE, LeaseGranted(event.peer, LEASE_MS), model)
             state.out.append(Reply(event.command, True, event.id))
 
     def _decline(self, event: LeaseAsked, code: Refusal, text: str, retry_ms: int | None = None) -> None:
@@ -87,7 +94,8 @@ class Leases:
     def ended(self, event: LeaseEnded, now: int) -> None:
         """The peer gave it back."""
         if event.id in self._state.leases:
-            self._drop(self._state.leases[event.id], "given back", now)
+            lease = self._state.leases[event.id]
+            self._drop(lease, LeaseOver(lease.peer), now)
 
     def refuses(self, request: Request) -> bool:
         """Refuses a leased request whose lease is over or for another model; False: it has one."""
@@ -100,13 +108,11 @@ class Leases:
     # ------------------------------------------------------------------ people
 
     def make_way(self, now: int) -> None:
-        """Somebody works at this machine: leased work makes way at once."""
+        """A person uses this machine: leased work makes way at once."""
         state = self._state
         if not state.leases_held_back:
             state.leases_held_back = True
-            state.note(
-                JournalEvent.LEASE_REVOKED, f"{len(state.leases)} leases rest while somebody works here"
-            )
+            state.note(JournalEvent.LEASE_REVOKED, LeasesPaused(len(state.leases)))
         state.wakes.append(now + QUIET_MS)
         for model in state.models.values():
             for running in model.running.values():
@@ -123,9 +129,8 @@ class Leases:
             work = [r.request.work_class for r in model.running.values()]
             only_leased = all(each is _LEASED for each in work) and model.top_class() >= _LEASED
             if only_leased and model.last_class is _LEASED and model.held_turn is None:
-                peers = ", ".join(sorted({x.peer for x in state.leases.values() if x.model == model.name}))
-                why = f"its lease to {peers or 'a peer'} is revoked: somebody works here"
-                self._residency.close(model, why, now, cause=Cause.LEASE)
+                peers = sorted({x.peer for x in state.leases.values() if x.model == model.name})
+                self._residency.close(model, LeaseRevoked(tuple(peers)), now, cause=Cause.LEASE)
 
     # ------------------------------------------------------------------ time
 
@@ -136,7 +141,7 @@ class Leases:
             return
         for lease in list(state.leases.values()):
             if now >= lease.renewed_at + LEASE_MS:
-                self._drop(lease, f"swept: {lease.peer} did not renew it for {LEASE_MS // 1000} s", now)
+                self._drop(lease, LeaseOver(lease.peer, LEASE_MS), now)
             else:
                 state.wakes.append(lease.renewed_at + LEASE_MS)
         if not state.leases_held_back:
@@ -145,7 +150,7 @@ class Leases:
             state.person_at = now
         if now >= state.person_at + QUIET_MS or not state.leases:
             state.leases_held_back = False
-            state.note(JournalEvent.LEASE_RESTORED, f"{len(state.leases)} leases go on")
+            state.note(JournalEvent.LEASE_RESTORED, LeasesRestored(len(state.leases)))
         else:
             state.wakes.append(state.person_at + QUIET_MS)
 
@@ -158,16 +163,16 @@ class Leases:
             for running in model.running.values()
         )
 
-    def _drop(self, lease: Lease, why: str, now: int) -> None:
+    def _drop(self, lease: Lease, why: LeaseOver, now: int) -> None:
         """Ends a lease and the requests under it."""
         state = self._state
         del state.leases[lease.id]
-        state.note(JournalEvent.LEASE_END, f"{lease.peer}: {why}", state.models.get(lease.model))
+        state.note(JournalEvent.LEASE_END, why, state.models.get(lease.model))
         for model in state.lines():
             for request_id in model.line.ids():
                 if model.line.get(request_id).lease == lease.id:
                     state.withdraw(model, request_id)
-                    state.refuse(request_id, Refusal.NO_LEASE, f"its lease has ended: {why}")
+                    state.refuse(request_id, Refusal.NO_LEASE, f"its lease has ended: {why.how}")
             for running in list(model.running.values()):
                 if running.request.lease == lease.id:
                     state.cut(running, CutKind.PREEMPTED, now)

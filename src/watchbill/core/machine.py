@@ -31,7 +31,7 @@ from watchbill.core.loans import Loans
 from watchbill.core.model_state import PAUSE_MS, STAYING, ModelState, Stage
 from watchbill.core.operator import Operator
 from watchbill.core.policy import Plan, Policy
-from watchbill.core.reasons import Elsewhere, PlanKind
+from watchbill.core.reasons import Elsewhere, Occasion, Occurred, PlanKind
 from watchbill.core.reconfigure import Reconfigure
 from watchbill.core.residency import Residency
 from watchbill.core.state import WAKE_MAX_MS, State
@@ -215,7 +215,7 @@ class Machine:
         self._emergency.end_graces(now)
         self._residency.close_idle(now)
         for model in self._reconfigure.outdated():
-            self._residency.close(model, "its definition in the config changed", now, cause=m.Cause.CONFIG)
+            self._residency.close(model, Occurred(Occasion.CONFIG_CHANGED), now, cause=m.Cause.CONFIG)
 
     def _plan(self, now: int) -> None:
         if not self.state.is_wanting():
@@ -279,7 +279,7 @@ class Machine:
         for model in self.state.models.values():
             self.state.refuse_line(model, m.Refusal.SHUTTING_DOWN, "Watchbill is shutting down", 5_000)
             if model.stage in STAYING and not model.spec.shared:
-                self._residency.close(model, "Watchbill is shutting down", now, cause=m.Cause.SHUTDOWN)
+                self._residency.close(model, Occurred(Occasion.SHUTDOWN), now, cause=m.Cause.SHUTDOWN)
 
     def _woke(self, event: m.Tick, now: int) -> None:
         """Does nothing itself: the rest of the step is what the timer was for."""

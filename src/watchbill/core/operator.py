@@ -11,12 +11,13 @@ from watchbill.core.messages import (
     RetryAsked,
 )
 from watchbill.core.model_state import HOLDING, Candidate, ModelState, Stage
+from watchbill.core.reasons import Occasion, Occurred
 from watchbill.core.residency import Residency
 from watchbill.core.state import State
 
 __all__ = ["Operator"]
 
-_WHY = "the operator asked for it"
+_BY_HAND = Occurred(Occasion.OPERATOR)
 
 
 class Operator:
@@ -51,7 +52,7 @@ class Operator:
             reply(Reply(event.command, True, self._said(model, "was about to load; its plan was dropped")))
         else:
             self._commands.setdefault(model.name, []).append(event.command)
-            why = "its caller's keep_alive" if event.cause is Cause.CALLER else _WHY
+            why = Occurred(Occasion.KEEP_ALIVE) if event.cause is Cause.CALLER else _BY_HAND
             self._residency.close(model, why, now, cause=event.cause)
             if event.force and model.stage is Stage.DRAINING:
                 for running in (*model.running.values(), *model.users.values()):
@@ -114,7 +115,7 @@ class Operator:
             model = self._state.models.get(name)  # None: gone from memory, and from the config
             if model is not None and model.stage in (Stage.ASLEEP, Stage.READY):
                 # It was about to sleep when the command came, or was leaving for a model that no request needs now.
-                self._residency.close(model, _WHY, now, cause=Cause.OPERATOR)
+                self._residency.close(model, _BY_HAND, now, cause=Cause.OPERATOR)
             elif model is None or model.stage is Stage.ABSENT:
                 ok, text = True, f"{name} was unloaded"
                 if model is not None:

@@ -27,7 +27,14 @@ __all__ = [
     "HostUnloads",
     "Idle",
     "InPlaceOf",
+    "LeaseGranted",
+    "LeaseOver",
+    "LeaseRevoked",
+    "LeasesPaused",
+    "LeasesRestored",
     "Lent",
+    "Occasion",
+    "Occurred",
     "Outweighs",
     "PermanentMissing",
     "PlanDropped",
@@ -294,6 +301,95 @@ class HostUnloads(Reason, frozen=True):
 
     def __str__(self) -> str:
         return f"{self.engine} unloads it when its answers have ended"
+
+
+class LeaseRevoked(Reason, frozen=True):
+    """Only leased work needed it, and a person uses this machine."""
+
+    peers: tuple[str, ...]  # empty: the leases ended meanwhile
+
+    def __str__(self) -> str:
+        return f"its lease to {', '.join(self.peers) or 'a peer'} is revoked: a person is using this machine"
+
+
+class Occasion(Enum):
+    """A reason that has no figures."""
+
+    OPERATOR = "operator"
+    KEEP_ALIVE = "keep_alive"
+    CONFIG_CHANGED = "config_changed"
+    SHUTDOWN = "shutdown"
+    SLEEP_DUE = "sleep_due"
+    LOAD_TOO_LONG = "load_too_long"
+    NOT_NEEDED = "not_needed"
+
+
+_OCCASIONS = {
+    Occasion.OPERATOR: "the operator asked for it",
+    Occasion.KEEP_ALIVE: "its caller's keep_alive",
+    Occasion.CONFIG_CHANGED: "its definition in the config changed",
+    Occasion.SHUTDOWN: "Watchbill is shutting down",
+    Occasion.SLEEP_DUE: "idle; it is put to sleep",
+    Occasion.LOAD_TOO_LONG: "its load took too long",
+    Occasion.NOT_NEEDED: "no request waits for it any more, or the memory is gone",
+}
+
+
+class Occurred(Reason, frozen=True):
+    """A model leaves, or its plan is dropped, for a reason that has no figures."""
+
+    what: Occasion
+
+    def __str__(self) -> str:
+        return _OCCASIONS[self.what]
+
+
+# ------------------------------------------------------------------ what becomes of leases
+
+
+class LeaseGranted(Reason, frozen=True):
+    """A peer may have its work done here."""
+
+    peer: str
+    ms: int  # without a renewal
+
+    def __str__(self) -> str:
+        return f"{self.peer} has it for {self.ms // 1000} s at a time"
+
+
+class LeaseOver(Reason, frozen=True):
+    """A peer gave its lease back, or did not renew it."""
+
+    peer: str
+    silent_ms: int | None = None  # since its last renewal; None: it was given back
+
+    @property
+    def how(self) -> str:
+        """In words, for the peer itself."""
+        if self.silent_ms is None:
+            return "given back"
+        return f"swept: {self.peer} did not renew it for {self.silent_ms // 1000} s"
+
+    def __str__(self) -> str:
+        return f"{self.peer}: {self.how}"
+
+
+class LeasesPaused(Reason, frozen=True):
+    """A person uses this machine: leased work makes way."""
+
+    count: int
+
+    def __str__(self) -> str:
+        return f"{self.count} leases are paused while a person uses this machine"
+
+
+class LeasesRestored(Reason, frozen=True):
+    """It was quiet for long enough."""
+
+    count: int
+
+    def __str__(self) -> str:
+        return f"{self.count} leases continue"
 
 
 # ------------------------------------------------------------------ what else the journal explains

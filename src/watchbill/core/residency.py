@@ -58,6 +58,8 @@ from watchbill.core.reasons import (
     HostHolds,
     HostUnloads,
     Idle,
+    Occasion,
+    Occurred,
     PlanDropped,
     Planned,
     Reason,
@@ -133,7 +135,7 @@ STOP_LIMIT_MS = 20_000
 STOP_TRIES = 3
 #: A planned load that still does not fit is dropped this long after the last obstacle is gone.
 PLAN_LIMIT_MS = 15_000
-NOT_NEEDED = "no request waits for it any more, or the memory is gone"
+_NOT_NEEDED = Occurred(Occasion.NOT_NEEDED)
 
 
 class Residency:
@@ -267,7 +269,7 @@ class Residency:
     def _note_evict(self, model: ModelState, why: Reason | str, size: int, cause: Cause) -> None:
         self._state.note(JournalEvent.EVICT, why, model, size=size, cause=cause)
 
-    def unplan(self, model: ModelState, now: int, why: Reason | str = NOT_NEEDED) -> None:
+    def unplan(self, model: ModelState, now: int, why: Reason | str = _NOT_NEEDED) -> None:
         """Drops a plan that is not needed any more. Its victims reopen, once, if none of them was stopped yet."""
         mine = [s for s in self._state.managed if s.leaving_for == model.plan_for]
         reopens = model.reversals < 1 and all(s.stage is Stage.DRAINING for s in mine)
@@ -672,7 +674,7 @@ class Residency:
             if model.silence is not None:
                 continue  # its host cannot be asked to unload it
             if self._is_sleepy(model, now):
-                self.close(model, "idle; it is put to sleep", now, cause=Cause.SLEEP, sleep=True)
+                self.close(model, Occurred(Occasion.SLEEP_DUE), now, cause=Cause.SLEEP, sleep=True)
                 continue
             if not model.is_idle or not self._state.is_leaving_when_idle(model):
                 continue
@@ -700,7 +702,7 @@ class Residency:
                 else:
                     model.give_up(now)
                     self.fail(model, late, hopeless=False, now=now)
-                self.halt(model, "its load took too long", now, hard=True)
+                self.halt(model, Occurred(Occasion.LOAD_TOO_LONG), now, hard=True)
             elif model.stage is Stage.STOPPING:
                 self._stop_again(model, now)
             elif model.stage is Stage.PLANNED:
