@@ -25,7 +25,7 @@ from watchbill.core.messages import Blame
 from watchbill.engines.base import Capabilities, HostState, LoadError, Warm, endpoint_of
 from watchbill.engines.foreign import ForeignHold, Gone, HeldRecord
 from watchbill.engines.readiness import check_health, warm_up
-from watchbill.engines.upstream import Upstream, UpstreamFailed
+from watchbill.engines.upstream import FailureKind, Upstream, UpstreamFailed
 from watchbill.errors import ConfigError, EngineFailed
 from watchbill.names import file_stem
 from watchbill.processes import Withheld
@@ -198,7 +198,7 @@ class BurstHost:
                 return True
             is_certain = False
         except UpstreamFailed as failure:
-            is_certain = failure.kind == "connect"
+            is_certain = failure.kind is FailureKind.CONNECT
         self._misses += 1
         return not is_certain and self._misses < limits.FOREIGN_MISSES_MAX
 

@@ -19,8 +19,9 @@ import socket
 import struct
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from types import MappingProxyType
-from typing import Literal, cast
+from typing import cast
 
 import httptools
 import msgspec
@@ -42,15 +43,23 @@ from watchbill.limits import (
     UPSTREAM_TURN_BYTES,
 )
 
-__all__ = ["Connection", "Deadlines", "FailureKind", "Outgoing", "UpstreamFailed"]
+__all__ = ["Connection", "Deadlines", "FailureKind", "Outgoing", "UpstreamFailed", "is_timeout"]
 
 _NEVER = float("inf")
 #: The headers that tell where a body ends.
 _LENGTHS = frozenset({b"content-length", b"transfer-encoding"})
 
-#: What went wrong with a request: no connection, a connection closed without an answer, an answer that broke off, is
-#: not HTTP or exceeds a bound, a deadline that passed, a request that we cut ourselves.
-FailureKind = Literal["connect", "closed", "truncated", "garbled", "too_large", "timeout", "aborted"]
+
+class FailureKind(StrEnum):
+    """What went wrong with a request to an engine."""
+
+    CONNECT = "connect"  # no connection
+    CLOSED = "closed"  # the connection was closed without an answer
+    TRUNCATED = "truncated"  # the answer broke off
+    GARBLED = "garbled"  # the answer is not HTTP, or not what its address promises
+    TOO_LARGE = "too_large"  # the answer exceeds a bound
+    TIMEOUT = "timeout"  # a deadline passed
+    ABORTED = "aborted"  # the request was cut on this side
 
 
 class UpstreamFailed(EngineFailed):
@@ -64,9 +73,14 @@ class UpstreamFailed(EngineFailed):
         self, kind: FailureKind, message: str, *, received: bool = False, refused: bool = False
     ) -> None:
         super().__init__(message)
-        self.kind: FailureKind = kind
+        self.kind = kind
         self.received = received
         self.refused = refused
+
+
+def is_timeout(error: BaseException) -> bool:
+    """Whether an engine took longer than it may."""
+    return isinstance(error, UpstreamFailed) and error.kind is FailureKind.TIMEOUT
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,7 +230,7 @@ class Connection(asyncio.Protocol):
 
     def abort(self) -> None:
         """Drops the socket at once, whatever its engine does."""
-        self._fail("aborted", "the request to the engine was cut")
+        self._fail(FailureKind.ABORTED, "the request to the engine was cut")
 
     def close(self) -> None:
         """Ends a connection that serves no request."""
@@ -247,7 +261,9 @@ class Connection(asyncio.Protocol):
             return round(self._silent_s * 1000)
         return 0 if self._paused else round((self._loop.time() - self._heard_at) * 1000)
 
-    def part(self, kind: FailureKind = "aborted", message: str = "the request to the engine was cut") -> None:
+    def part(
+        self, kind: FailureKind = FailureKind.ABORTED, message: str = "the request to the engine was cut"
+    ) -> None:
         """Cuts the request: half-closes the connection, and reads on until the engine has let go."""
         transport, silent_ms = self._transport, self.silent_ms
         self._forbid(kind, message)
@@ -365,9 +381,9 @@ class Connection(asyncio.Protocol):
         if self._loop.time() < self._deadline:
             self._arm()
         elif self._begun:
-            self.part("timeout", "the engine stopped in the middle of its answer")
+            self.part(FailureKind.TIMEOUT, "the engine stopped in the middle of its answer")
         else:
-            self.part("timeout", "the engine accepted the request and never answered")
+            self.part(FailureKind.TIMEOUT, "the engine accepted the request and never answered")
 
     # ------------------------------------------------------------------ the socket's side
 
@@ -413,16 +429,16 @@ class Connection(asyncio.Protocol):
             return
         if self.is_done:
             # Bytes without a request: what follows could be taken for the next answer.
-            self._fail("garbled", "the engine sent more than its answer")
+            self._fail(FailureKind.GARBLED, "the engine sent more than its answer")
             return
         self._received = True
         unread = self._unread
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade:
-            self._fail("garbled", "the engine wants to change protocols")
+            self._fail(FailureKind.GARBLED, "the engine wants to change protocols")
         except httptools.HttpParserError as error:
-            self._fail("garbled", f"the engine's answer is not HTTP: {error}")
+            self._fail(FailureKind.GARBLED, f"the engine's answer is not HTTP: {error}")
         else:
             if not self.is_done:
                 self._expect_more(len(data), has_grown=self._unread > unread)
@@ -433,7 +449,7 @@ class Connection(asyncio.Protocol):
         if not has_grown:
             self._wordless += size
             if self._wordless > UPSTREAM_HEAD_BYTES_MAX:
-                self._fail("too_large", "the engine's headers do not end")
+                self._fail(FailureKind.TOO_LARGE, "the engine's headers do not end")
             return
         self._begun = True
         self._wordless = 0
@@ -460,7 +476,7 @@ class Connection(asyncio.Protocol):
             self._hear(bytes(backlog))  # at most what one reading of a socket gives
         if self.failure is None:
             if self.is_done:
-                self.failure = UpstreamFailed("closed", "the engine closed the connection")
+                self.failure = UpstreamFailed(FailureKind.CLOSED, "the engine closed the connection")
             else:
                 self._end_by_close(exc)
         self._wake()
@@ -480,9 +496,13 @@ class Connection(asyncio.Protocol):
             self.is_done = True  # HTTP/1.0 style: the close is the end
             self.keeps_alive = False
         elif not self._received:
-            self.failure = UpstreamFailed("closed", "the engine closed the connection without an answer")
+            self.failure = UpstreamFailed(
+                FailureKind.CLOSED, "the engine closed the connection without an answer"
+            )
         else:
-            self.failure = UpstreamFailed("truncated", "the engine broke off its answer", received=True)
+            self.failure = UpstreamFailed(
+                FailureKind.TRUNCATED, "the engine broke off its answer", received=True
+            )
 
     def _fail(self, kind: FailureKind, message: str) -> None:
         self._forbid(kind, message)
@@ -491,7 +511,7 @@ class Connection(asyncio.Protocol):
 
     def _forbid(self, kind: FailureKind, message: str) -> None:
         """Nothing more can be taken; the waiting caller is told."""
-        if self.failure is None and not (self.is_done and kind == "aborted"):
+        if self.failure is None and not (self.is_done and kind is FailureKind.ABORTED):
             self.failure = UpstreamFailed(kind, message, received=self._received)
         self._wake()
 
@@ -500,7 +520,7 @@ class Connection(asyncio.Protocol):
     def on_message_begin(self) -> None:
         """An answer begins; a second one was not asked for."""
         if self.is_done:
-            self._fail("garbled", "the engine sent more than its answer")
+            self._fail(FailureKind.GARBLED, "the engine sent more than its answer")
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """One header, or one trailer: those are read over."""
@@ -514,7 +534,7 @@ class Connection(asyncio.Protocol):
             return
         status = self._parser.get_status_code()
         if len(self.headers) > UPSTREAM_HEADERS_MAX:
-            self._fail("too_large", "the engine sent too many headers")
+            self._fail(FailureKind.TOO_LARGE, "the engine sent too many headers")
         elif status >= 200:
             self.status = status
         else:

@@ -17,7 +17,7 @@ from functools import lru_cache
 from ipaddress import ip_address
 from typing import NamedTuple
 
-from watchbill.engines.connection import Connection, UpstreamFailed
+from watchbill.engines.connection import Connection, FailureKind, UpstreamFailed
 from watchbill.limits import UPSTREAM_ADDRESSES_MAX, UPSTREAM_HEAD_START_MS
 
 __all__ = ["Address", "dial"]
@@ -40,14 +40,14 @@ async def dial(address: Address, connect_ms: int, on_lost: Callable[[Connection]
         async with asyncio.timeout(connect_ms / 1000):
             return await _open(address, on_lost)
     except TimeoutError:
-        raise UpstreamFailed("timeout", "the engine does not accept connections") from None
+        raise UpstreamFailed(FailureKind.TIMEOUT, "the engine does not accept connections") from None
     except ssl.SSLCertVerificationError as error:
         text = f"the engine's certificate is refused: {error.verify_message}"
-        raise UpstreamFailed("connect", text) from None
+        raise UpstreamFailed(FailureKind.CONNECT, text) from None
     except OSError as error:
         # Every errno means the same to the caller: the engine is not there. The text says which it was.
         text = f"the engine cannot be reached: {_reason(error)}"
-        raise UpstreamFailed("connect", text, refused=error.errno == errno.ECONNREFUSED) from None
+        raise UpstreamFailed(FailureKind.CONNECT, text, refused=error.errno == errno.ECONNREFUSED) from None
 
 
 async def _open(address: Address, on_lost: Callable[[Connection], None]) -> Connection:

@@ -10,7 +10,7 @@ import msgspec
 
 from watchbill import limits
 from watchbill.engines.base import Endpoint
-from watchbill.engines.upstream import Outgoing, Reply, Upstream, UpstreamFailed
+from watchbill.engines.upstream import FailureKind, Outgoing, Reply, Upstream, UpstreamFailed
 from watchbill.quoting import on_one_line
 
 __all__ = ["NO_LIMIT", "Loaded", "OllamaApi", "OllamaSaid", "full_name"]
@@ -63,7 +63,9 @@ class OllamaApi:
         try:
             models = msgspec.json.decode(reply.body, type=_Models).models
         except msgspec.DecodeError as error:
-            raise UpstreamFailed("garbled", f"/api/ps cannot be read: {error}", received=True) from error
+            raise UpstreamFailed(
+                FailureKind.GARBLED, f"/api/ps cannot be read: {error}", received=True
+            ) from error
         return {full_name(model.name): model for model in models}
 
     async def load(self, name: str, keep_alive: int | str, *, embedding: bool, timeout_ms: int) -> None:

@@ -19,7 +19,7 @@ from watchbill.core.messages import Blame
 from watchbill.engines.base import Capabilities, Endpoint, HostState, LoadError, Warm, endpoint_of
 from watchbill.engines.foreign import ForeignHold, Gone, HeldRecord
 from watchbill.engines.readiness import check_health, warm_up
-from watchbill.engines.upstream import Upstream, UpstreamFailed
+from watchbill.engines.upstream import FailureKind, Upstream, UpstreamFailed
 from watchbill.errors import ConfigError, EngineFailed
 from watchbill.names import file_stem
 from watchbill.reactor.intents import Answer, Intent, Mailbox, Verb, unit_of
@@ -188,7 +188,7 @@ class SystemdHost:
                 return None
             trouble, is_certain = f"{hold.model.health} answered {status}", False
         except UpstreamFailed as failure:
-            trouble, is_certain = str(failure), failure.kind == "connect"
+            trouble, is_certain = str(failure), failure.kind is FailureKind.CONNECT
         self._misses[hold] = self._misses.get(hold, 0) + 1
         if is_certain or self._misses[hold] >= limits.FOREIGN_MISSES_MAX:
             self._misses.pop(hold, None)

@@ -22,7 +22,14 @@ from functools import lru_cache
 
 from watchbill import __version__
 from watchbill.engines.base import Endpoint
-from watchbill.engines.connection import Connection, Deadlines, FailureKind, Outgoing, UpstreamFailed
+from watchbill.engines.connection import (
+    Connection,
+    Deadlines,
+    FailureKind,
+    Outgoing,
+    UpstreamFailed,
+    is_timeout,
+)
 from watchbill.engines.dial import Address, dial
 from watchbill.limits import (
     UPSTREAM_ANSWER_BYTES_MAX,
@@ -33,7 +40,16 @@ from watchbill.limits import (
     UPSTREAM_PIECE_BYTES_MAX,
 )
 
-__all__ = ["Call", "Deadlines", "FailureKind", "Outgoing", "Reply", "Upstream", "UpstreamFailed"]
+__all__ = [
+    "Call",
+    "Deadlines",
+    "FailureKind",
+    "Outgoing",
+    "Reply",
+    "Upstream",
+    "UpstreamFailed",
+    "is_timeout",
+]
 
 #: What an answer may say that is not compressed.
 _UNCOMPRESSED = frozenset({b"", b"identity"})
@@ -84,7 +100,7 @@ class Upstream:
                 status = await call.head()
                 return Reply(status, call.content_type, await call.read(limit_bytes))
         except TimeoutError:
-            raise UpstreamFailed("timeout", f"no whole answer within {timeout_ms} ms") from None
+            raise UpstreamFailed(FailureKind.TIMEOUT, f"no whole answer within {timeout_ms} ms") from None
         finally:
             call.abort()
 
@@ -146,7 +162,7 @@ class Call:
         if b"content-encoding" in headers and headers[b"content-encoding"] not in _UNCOMPRESSED:
             connection.abort()
             raise UpstreamFailed(
-                "garbled", "the engine compressed its answer although asked not to", received=True
+                FailureKind.GARBLED, "the engine compressed its answer although asked not to", received=True
             )
         self.content_type = _media_type(headers.get(b"content-type", b""))
         return connection.status
@@ -159,7 +175,7 @@ class Call:
 
     def _send_again(self, connection: Connection, failure: UpstreamFailed) -> None:
         """A kept connection was closed before a byte of an answer: the engine has seen nothing of the request."""
-        if not connection.is_kept or failure.kind != "closed" or failure.received:
+        if not connection.is_kept or failure.kind is not FailureKind.CLOSED or failure.received:
             raise failure
         if connection.followed_stream:
             self._pool.closes = True
@@ -215,7 +231,7 @@ class Call:
         """Cuts the request wherever it is; a waiting caller gets UpstreamFailed. Does nothing after the end."""
         if self.has_ended:
             return
-        self._failure = UpstreamFailed("aborted", "the request to the engine was cut")
+        self._failure = UpstreamFailed(FailureKind.ABORTED, "the request to the engine was cut")
         connection = self._connection
         if connection is None:
             return
@@ -262,7 +278,7 @@ class Call:
             if len(body) > limit_bytes:
                 self.abort()
                 raise UpstreamFailed(
-                    "too_large", f"the engine's answer exceeds {limit_bytes} bytes", received=True
+                    FailureKind.TOO_LARGE, f"the engine's answer exceeds {limit_bytes} bytes", received=True
                 )
         return bytes(body)
 

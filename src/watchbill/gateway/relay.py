@@ -18,7 +18,7 @@ from typing import Protocol
 from watchbill.catalog import Tier
 from watchbill.core.messages import CutKind
 from watchbill.engines.statuses import Said, said_by
-from watchbill.engines.upstream import Call, Outgoing, Upstream, UpstreamFailed
+from watchbill.engines.upstream import Call, FailureKind, Outgoing, Upstream, UpstreamFailed, is_timeout
 from watchbill.errors import (
     Cancelled,
     EngineFailed,
@@ -47,7 +47,7 @@ from watchbill.steps import join
 __all__ = ["Collector", "Relay"]
 
 #: What broke may be well again on another engine or a fresh one; the rest would break again.
-_REPEATABLE = frozenset({"connect", "closed", "truncated"})
+_REPEATABLE = frozenset({FailureKind.CONNECT, FailureKind.CLOSED, FailureKind.TRUNCATED})
 #: The tiers whose machines may vanish in the middle of an answer, which then goes on elsewhere or later.
 _CONTINUED = frozenset({Tier.PEER, Tier.BURST})
 _EVENT_END = b"\n\n"
@@ -284,8 +284,7 @@ class Relay:
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if error is not None:
             if isinstance(error, EngineFailed):
-                timed_out = isinstance(error, UpstreamFailed) and error.kind == "timeout"
-                self.finish(ok=verdict(error), timed_out=timed_out)
+                self.finish(ok=verdict(error), timed_out=is_timeout(error))
             if isinstance(error, TheirsError):
                 self._outcome = error.code
         self.close()
@@ -356,7 +355,7 @@ class Relay:
     def _check_lease(self) -> None:
         """A peer that does not know the lease has forgotten it: the request goes back, and a new one is asked for."""
         if self._start is not None and self._start.tier is Tier.PEER:
-            raise UpstreamFailed("closed", "the peer does not know the lease any more")
+            raise UpstreamFailed(FailureKind.CLOSED, "the peer does not know the lease any more")
 
     def _news(self) -> Awaitable[object]:
         """Of the turn, or of the answer."""
@@ -406,7 +405,7 @@ class Relay:
         ticket = self.ticket
         self._start = start
         if ticket.cut is not None:
-            raise UpstreamFailed("aborted", "the request was cut before it was sent")
+            raise UpstreamFailed(FailureKind.ABORTED, "the request was cut before it was sent")
         self.context.start, self.context.model = start, start.model
         outgoing = self.send(start)
         if self.resume is None and start.tier in _CONTINUED and self.streamed:
@@ -473,7 +472,9 @@ class Relay:
 
     def _is_away(self, error: UpstreamFailed) -> bool:
         """Whether another machine was not there to be asked: the request waits for it, or for another site."""
-        return error.kind == "connect" and self._start is not None and self._start.tier in _CONTINUED
+        return (
+            error.kind is FailureKind.CONNECT and self._start is not None and self._start.tier in _CONTINUED
+        )
 
     def _advances(self) -> bool:
         """Whether the turn is at another machine and brought further words: then it may break off once more."""

@@ -91,9 +91,9 @@ class Alerts:
 
 #: Why a webhook was not reached.
 _WHY: Mapping[FailureKind, str] = {
-    "connect": "nothing answers at its address",
-    "timeout": "it did not answer in time",
-    "closed": "it closed the connection without an answer",
+    FailureKind.CONNECT: "nothing answers at its address",
+    FailureKind.TIMEOUT: "it did not answer in time",
+    FailureKind.CLOSED: "it closed the connection without an answer",
 }
 
 

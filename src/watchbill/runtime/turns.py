@@ -13,7 +13,7 @@ from collections.abc import Callable, Coroutine
 from typing import TypeVar
 
 from watchbill.core.messages import CutKind
-from watchbill.engines.upstream import UpstreamFailed
+from watchbill.engines.upstream import is_timeout
 from watchbill.errors import EngineFailed, TheirsError
 from watchbill.runtime.ticket import Start, Submission, Ticket
 
@@ -37,8 +37,7 @@ async def in_turns(
         result = await _until_done(ticket, work)
         ticket.finish(ok=None)
     except EngineFailed as error:
-        timed_out = isinstance(error, UpstreamFailed) and error.kind == "timeout"
-        ticket.finish(ok=False, timed_out=timed_out)
+        ticket.finish(ok=False, timed_out=is_timeout(error))
         raise
     finally:
         ticket.close()

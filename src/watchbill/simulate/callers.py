@@ -46,6 +46,19 @@ class CallerState(StrEnum):
     ENDED = "ended"
 
 
+class CallerOutcome(StrEnum):
+    """How a request ended that the core neither refused nor cut; those end with the code of the refusal or the cut."""
+
+    OPEN = ""  # it has not ended
+    ANSWERED = "answered"
+    FAILED = "failed"  # its engine failed
+    LEFT = "left"  # its caller did not wait
+
+
+#: How a request ended, as its caller saw it.
+Ending = CallerOutcome | m.Refusal | m.CutKind
+
+
 @dataclass(slots=True)
 class Caller:
     """One request, from its caller's point of view."""
@@ -54,7 +67,7 @@ class Caller:
     work_ms: float
     then: "Callable[[Caller], None] | None" = None
     state: CallerState = CallerState.NEW
-    outcome: str = ""  # answered, failed, left, or the code of the refusal
+    outcome: Ending = CallerOutcome.OPEN
     served_by: str = ""
     beside: tuple[str, ...] = ()  # the companions that it got
     forecast_ms: int | None = 0

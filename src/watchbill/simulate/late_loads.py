@@ -11,7 +11,7 @@ from watchbill.catalog import Catalog, Model, WorkClass
 from watchbill.core.machine import Machine
 from watchbill.core.policy import Rate
 from watchbill.simulate.borrowers import Borrowers
-from watchbill.simulate.callers import Caller
+from watchbill.simulate.callers import Caller, CallerState
 from watchbill.simulate.engine import Power, SimEngine, TrueModel
 
 __all__ = ["LateLoads"]
@@ -95,7 +95,9 @@ class LateLoads:
         waiting = {
             c.served_by: c
             for c in world.open.values()
-            if c.state == "waiting" and c.served_by != name and device in world.truth[c.served_by].memory
+            if c.state is CallerState.WAITING
+            and c.served_by != name
+            and device in world.truth[c.served_by].memory
         }
         if len(waiting) != 1:
             return []

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from statistics import mean
 
 from watchbill.catalog import WorkClass
-from watchbill.simulate.callers import Caller
+from watchbill.core.messages import Refusal
+from watchbill.simulate.callers import Caller, CallerOutcome
 from watchbill.simulate.world import World
 
 __all__ = ["LAWS", "ClassFigures", "Report"]
@@ -87,8 +88,10 @@ class Report:
         return cls(
             loads=world.tally.loads,
             loading_share=world.tally.load_ms / max(world.now, 1.0),
-            answered=sum(1 for c in callers if c.outcome == "answered"),
-            span_ms=max((c.ended_at or 0.0 for c in callers if c.outcome == "answered"), default=0.0),
+            answered=sum(1 for c in callers if c.outcome is CallerOutcome.ANSWERED),
+            span_ms=max(
+                (c.ended_at or 0.0 for c in callers if c.outcome is CallerOutcome.ANSWERED), default=0.0
+            ),
             steps=world.steps,
             peak=dict(world.tally.peak),
             classes={
@@ -100,15 +103,17 @@ class Report:
 
 
 def _class_figures(callers: list[Caller], now: float, bound_ms: Callable[[str], int]) -> ClassFigures:
-    waits = sorted(_wait(c, now) for c in callers if c.started_at is not None or c.outcome != "left")
+    waits = sorted(
+        _wait(c, now) for c in callers if c.started_at is not None or c.outcome is not CallerOutcome.LEFT
+    )
     return ClassFigures(
         callers=len(callers),
-        answered=sum(1 for c in callers if c.outcome == "answered"),
+        answered=sum(1 for c in callers if c.outcome is CallerOutcome.ANSWERED),
         in_time=sum(
             1 for c in callers if c.started_at is not None and _wait(c, now) <= bound_ms(c.request.lane)
         ),
-        refused=sum(1 for c in callers if c.outcome == "wait_exceeded" and not c.served_by),
-        expired=sum(1 for c in callers if c.outcome == "wait_exceeded" and c.served_by),
+        refused=sum(1 for c in callers if c.outcome is Refusal.WAIT_EXCEEDED and not c.served_by),
+        expired=sum(1 for c in callers if c.outcome is Refusal.WAIT_EXCEEDED and c.served_by),
         wait_mean_ms=mean(waits) if waits else 0.0,
         wait_p50_ms=_part(waits, 0.5),
         wait_p95_ms=_part(waits, 0.95),

@@ -14,7 +14,7 @@ from watchbill.core.messages import Footprint, Knowledge
 from watchbill.core.policy import Policy
 from watchbill.simulate.agenda import Agenda
 from watchbill.simulate.borrowers import Borrowers
-from watchbill.simulate.callers import Caller, CallerState, Faults, Tally
+from watchbill.simulate.callers import Caller, CallerOutcome, CallerState, Ending, Faults, Tally
 from watchbill.simulate.engine import Power, SimEngine, TrueModel
 from watchbill.simulate.invariants import Judge
 
@@ -172,7 +172,9 @@ class World:
         caller = Caller(request, work_ms, then, due=self.now + request.max_wait_ms)
         self.callers[request.id] = self.open[request.id] = caller
         if not self.catalog.models.keys() >= {model, *companions}:
-            self._end(caller, "model_not_found")  # the driver answers by itself: the core never sees it
+            self._end(
+                caller, m.Refusal.MODEL_NOT_FOUND
+            )  # the driver answers by itself: the core never sees it
             return caller
         self.feed(m.Arrived(request))
         if self.happens(self.faults.caller_leaves):
@@ -184,10 +186,10 @@ class World:
         if caller.state is CallerState.ENDED:
             return
         parting = self._part(caller)
-        self._end(caller, "left")
+        self._end(caller, CallerOutcome.LEFT)
         self.feed(m.Left(caller.request.id, parting))
 
-    def _end(self, caller: Caller, outcome: str) -> None:
+    def _end(self, caller: Caller, outcome: Ending) -> None:
         if caller.state is CallerState.ENDED:
             self.judge.say("a request ended twice", caller.request.id)
             return
@@ -298,7 +300,7 @@ class World:
         self._schedule_end(engine)
         caller = self.open[request]
         well = not self.happens(self.faults.answer_fails)
-        self._end(caller, "answered" if well else "failed")
+        self._end(caller, CallerOutcome.ANSWERED if well else CallerOutcome.FAILED)
         self.feed(m.Ended(request, well))
 
     def _cut(self, action: m.Cut) -> None:
@@ -337,7 +339,7 @@ class World:
         caller.state = CallerState.WAITING
         self.feed(m.Returned(caller.request.id, parting))
 
-    def _fail(self, caller: Caller, outcome: str, parting: m.Parting | None) -> None:
+    def _fail(self, caller: Caller, outcome: Ending, parting: m.Parting | None) -> None:
         if caller.state is CallerState.RUNNING:
             self._end(caller, outcome)
             self.feed(m.Ended(caller.request.id, False, parting))
@@ -576,7 +578,7 @@ class World:
         def ended(caller: Caller) -> None:
             useful = round(self.now - caller.granted_at) if caller.started_at is not None else 0
             waited = round((caller.started_at or self.now) - began)
-            done = caller.outcome == "answered"
+            done = caller.outcome is CallerOutcome.ANSWERED
             self.feed(m.TaskEnded(action.model, waited, useful, done, caller.outcome))
 
         work = self.random.uniform(1_000, 5_000)
