@@ -64,7 +64,8 @@ LAYERS = (
             "reactor",
         ),
     ),
-    Layer("L4 runtime: events to the core, actions to the world", ("runtime", "batches", "fleet")),
+    Layer("L4 runtime: events to the core, actions to the world", ("runtime",)),
+    Layer("L4 batches and fleet: work that outlives its caller", ("batches", "fleet")),
     Layer("L5 gateway: HTTP", ("gateway",)),
     Layer("L6 surface", ("daemon", "cli", "watch", "simulate", "testing", "__main__")),
 )
