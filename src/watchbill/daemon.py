@@ -591,7 +591,7 @@ class _Reloading:
         changes += [text for name, text in _failures(driver).items() if before.get(name) != text]
         changes += self._parts.batches.reconfigure(catalog.batches)
         if catalog.fleet != before_fleet:
-            changes.append("fleet, coordinator and agents change when the daemon is started anew")
+            changes.append("fleet, coordinator and agents change when the daemon is restarted")
         self._parts.serving.gateway.reconfigure(catalog.server)
         if changes:
             self._parts.serving.gateway.config_since = time.time()

@@ -973,7 +973,7 @@ RETENTION_EVERY_MS = 3_600_000
 #: Failed tasks that an escalation describes, and the words of each error.
 ESCALATION_TASKS_MAX = 50
 ESCALATION_TEXT_CHARS_MAX = 2_000
-#: A program beside this one that ended: the first wait before it is started anew, doubled up to the last, and how long
+#: A program beside this one that ended: the first wait before it is restarted, doubled up to the last, and how long
 #: it has to run for the first to count again.
 CHILD_AGAIN_MS = (1_000, 60_000)
 CHILD_STEADY_MS = 60_000

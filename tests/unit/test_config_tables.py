@@ -175,7 +175,7 @@ MATRIX = [
     (f"[models.a]\n{SCRIPTED}background = {{}}",
      '3: models.a.background: says nothing to do; add prompt = "..." or command = "..."'),
     (f"[models.a]\n{SCRIPTED}background = {{ command = 'say \"x' }}".replace("'say \"x'", '"say \'x"'),
-     "3: models.a.background.command: cannot be split into words: no closing quotation; mend its quotes"),
+     "3: models.a.background.command: cannot be split into words: no closing quotation; fix its quotes"),
     (TASK + "[epochs.ingest]\nmodels = ['embedder']",
      "5: epochs.ingest.models[0]: there is no model embedder; known are a"),
     (TASK + "[epochs.ingest]\nmodels = []", "5: epochs.ingest.models: must not be empty; name at least one model"),

@@ -94,7 +94,7 @@ class BatchLife:
                 lambda: scan(path, created.endpoint, lines_max), timeout_ms=BATCH_BULK_MS
             )
         except (NotFound, FileNotFoundError, NotAFile):
-            return LineIndex(), [Fault("input_file_gone", "somebody removed the input file")]
+            return LineIndex(), [Fault("input_file_gone", "the input file was removed")]
         work.index = index
         return index, faults
 

@@ -153,7 +153,7 @@ def check_task(path: KeyPath, task: BackgroundTable, *, is_embedding: bool) -> I
     try:
         shlex.split(task.command or "")
     except ValueError as error:
-        yield (*path, "command"), f"cannot be split into words: {str(error).lower()}", "mend its quotes"
+        yield (*path, "command"), f"cannot be split into words: {str(error).lower()}", "fix its quotes"
 
 
 def check_epochs(epochs: Mapping[str, EpochTable], draft: Draft) -> Iterator[Wrong]:

@@ -120,7 +120,7 @@ class Abilities:
         able = self._at_hand(model) or await self.of(model)
         submission = _checked(model, able, submission, "completion", chat.get("messages"))
         if able.audio is False and has_audio(chat.get("messages")):
-            raise RequestError(f"{model.name} cannot hear: the request has a sound, and it takes none")
+            raise RequestError(f"{model.name} does not accept audio, and the request contains some")
         if able.tools is not False:
             return Allowed(submission, chat)
         wants_tools = bool(chat.get("tools")) and chat.get("tool_choice") != "none"

@@ -111,7 +111,7 @@ class ModelCalls:
                 answer = await relay.whole(make)
                 if isinstance(answer, bytes):
                     if not answer and relay.status == 200:
-                        raise EngineFailed("the engine answered without a word")
+                        raise EngineFailed("the engine sent an empty answer")
                     return _pass_on(relay, answer)
                 whole = Whole(_JSON, b"", answer.result())
                 await self._step_aside()

@@ -1,4 +1,4 @@
-"""Children: programs that run beside this process for as long as it lives, and are started anew whenever they end.
+"""Children: programs that run beside this process for as long as it lives, and are restarted whenever they end.
 
 Each is behind a guard (`processes.keeper`), so that none outlives this process, and has a log of its own. One that
 ends at once again and again is started less and less often.
@@ -72,7 +72,7 @@ class Children:
         while True:
             began = time.monotonic()
             child.last_end = await self._once(label, child)
-            _LOG.warning("%s %s; it is started anew in %d s", label, child.last_end, pause_ms // 1000)
+            _LOG.warning("%s %s; it is restarted in %d s", label, child.last_end, pause_ms // 1000)
             if time.monotonic() - began > limits.CHILD_STEADY_MS / 1000:
                 pause_ms = limits.CHILD_AGAIN_MS[0]
             await asyncio.sleep(pause_ms / 1000)

@@ -33,7 +33,7 @@ export class Residency {
 
   restart(at) {
     this.starts.push(at);
-    for (const bars of this.bars.values()) this.close(bars, at, "the daemon was started anew");
+    for (const bars of this.bars.values()) this.close(bars, at, "the daemon was restarted");
   }
 
   move(line, at) {
