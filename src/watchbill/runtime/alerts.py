@@ -19,7 +19,7 @@ from urllib.parse import unquote, urlsplit
 import msgspec
 
 from watchbill.catalog import AlertRules
-from watchbill.core.messages import Alert, AlertKind, JournalEvent, Note
+from watchbill.core.messages import Alert, JournalEvent, Note
 from watchbill.engines.base import endpoint_of, escape_path
 from watchbill.engines.upstream import FailureKind, Outgoing, Upstream, UpstreamFailed
 from watchbill.errors import TheirsError
@@ -42,7 +42,7 @@ class Alerts:
         self._waiting: asyncio.Queue[Alert] = asyncio.Queue(ALERTS_WAITING_MAX)
         self._task: asyncio.Task[None] | None = None
         self._recent: deque[tuple[float, Alert]] = deque(maxlen=ALERTS_KEPT_MAX)
-        self.counts: Counter[AlertKind] = Counter()  # by kind, since the start
+        self.counts: Counter[str] = Counter()  # by kind, since the start
 
     def recent(self) -> list[dict[str, object]]:
         """The last alerts, the newest first, for `status`. `t` is seconds since the epoch."""
