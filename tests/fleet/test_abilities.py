@@ -1,13 +1,12 @@
 """What no agent could run: said when a plan is submitted, in `plan status`, and in the coordinator's log."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from support.eventually import wait_until
-from support.fleet_folder import FleetFolder, shared_folder
+from support.fleet_folder import FleetFolder
 from watchbill import limits
 from watchbill.fleet import places
 from watchbill.fleet.abilities import Ability, Lack, Need, ability_of, lack_of, offered
@@ -21,12 +20,6 @@ PI = Ability("pi", 4)
 CARD = Ability("gpu-1", 0, True, False, 4915, "qwen", ("qwen", "bge"))
 PAIR = Ability("gpu-2", 0, True, True, 9830, "large", ("large",))
 BRAIN = Ability("brain", 2, own_model="large", models=("large",))
-
-
-@pytest.fixture
-def fleet(tmp_path: Path) -> Iterator[FleetFolder]:
-    with shared_folder(tmp_path) as found:
-        yield found
 
 
 @pytest.mark.parametrize(

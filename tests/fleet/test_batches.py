@@ -6,13 +6,10 @@ import secrets
 import shutil
 import signal
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
 from support.eventually import PATIENCE_S, wait_until
-from support.fleet_folder import FleetFolder, shared_folder
+from support.fleet_folder import FleetFolder
 from watchbill.files.host import start_time
 from watchbill.fleet import places
 
@@ -28,12 +25,6 @@ FAN_OUT = """### scan
 - **depends_on**: each
 """
 WORD = "- `WORD` (default: hello)"
-
-
-@pytest.fixture
-def fleet(tmp_path: Path) -> Iterator[FleetFolder]:
-    with shared_folder(tmp_path) as found:
-        yield found
 
 
 def test_a_submitted_plan_runs_to_its_end_and_every_view_tells_it(fleet: FleetFolder) -> None:

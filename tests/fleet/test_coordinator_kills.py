@@ -6,13 +6,11 @@ import random
 import signal
 import subprocess
 from collections import Counter
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from support.eventually import PATIENCE_S, wait_until
-from support.fleet_folder import FleetFolder, shared_folder
+from support.fleet_folder import FleetFolder
 from watchbill.fleet import places
 
 #: Kills on one folder: journals and result logs of many epochs pile up, as they do in a long life.
@@ -34,12 +32,6 @@ PLAN = """### scan
 - **depends_on**: second
 """
 TASKS = 2 + 2 * ITEMS
-
-
-@pytest.fixture
-def fleet(tmp_path: Path) -> Iterator[FleetFolder]:
-    with shared_folder(tmp_path) as found:
-        yield found
 
 
 class Killing:

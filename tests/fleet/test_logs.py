@@ -2,12 +2,11 @@
 
 import logging
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from support.eventually import wait_until
-from support.fleet_folder import FleetFolder, shared_folder
+from support.fleet_folder import FleetFolder
 from watchbill.fleet.logs import Part, set_levels
 
 VARIABLES = {
@@ -32,12 +31,6 @@ def levels() -> Iterator[None]:
     yield
     for logger, level in zip(loggers, before, strict=True):
         logger.setLevel(level)
-
-
-@pytest.fixture
-def fleet(tmp_path: Path) -> Iterator[FleetFolder]:
-    with shared_folder(tmp_path) as found:
-        yield found
 
 
 @pytest.mark.usefixtures("levels")

@@ -4,14 +4,13 @@ import inspect
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
 import pytest
 from cyclopts import Parameter
 
-from support.fleet_folder import FleetFolder, shared_folder
+from support.fleet_folder import FleetFolder
 from watchbill.cli import plan as declared
 from watchbill.cli.plan_quick import VERBS, understand_plan
 from watchbill.fleet import places
@@ -21,12 +20,6 @@ SOURCE = Path(declared.__file__).parents[2]
 BARE = (
     "import sys; sys.path.insert(0, {source!r}); from watchbill.cli import run; sys.exit(run(sys.argv[1:]))"
 )
-
-
-@pytest.fixture
-def fleet(tmp_path: Path) -> Iterator[FleetFolder]:
-    with shared_folder(tmp_path) as found:
-        yield found
 
 
 def bare(fleet: FleetFolder, *words: str) -> subprocess.CompletedProcess[str]:

@@ -1,13 +1,11 @@
 """`plan simulate`: forecasts from what earlier batches came to."""
 
 import json
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from support.fleet_folder import FleetFolder, shared_folder
+from support.fleet_folder import FleetFolder
 
 TASKS = """
 ### list
@@ -22,12 +20,6 @@ TASKS = """
 - **prompt**: What is {WORD}?
 - **depends_on**: each
 """
-
-
-@pytest.fixture
-def fleet(tmp_path: Path) -> Iterator[FleetFolder]:
-    with shared_folder(tmp_path) as found:
-        yield found
 
 
 def simulated(fleet: FleetFolder, *options: str) -> dict[str, Any]:

@@ -11,14 +11,13 @@ import signal
 import subprocess
 import time
 from collections import Counter
-from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
 from support.eventually import PATIENCE_S, wait_until
-from support.fleet_folder import FleetFolder, shared_folder
+from support.fleet_folder import FleetFolder
 from support.fleet_judge import BrokenLaw, judge
 from support.fleet_rig import marked_processes
 from watchbill.fleet import places
@@ -37,12 +36,6 @@ CARELESS = str(Path(__file__).parent / "programs" / "careless_coordinator.py")
 #: A killed worker is a failed attempt: it comes again at once.
 AT_ONCE = json.dumps({"BACK_OFF_MS": [0, 0, 0]})
 VICTIMS = ("coordinator", "agent", "guard", "worker", "agent and guard", "all")
-
-
-@pytest.fixture
-def fleet(tmp_path: Path) -> Iterator[FleetFolder]:
-    with shared_folder(tmp_path) as found:
-        yield found
 
 
 class Reaper:

@@ -6,7 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -28,12 +28,6 @@ from watchbill.plans.graph import Node
 from watchbill.plans.summary import Outcome
 
 GATE = "until test -e {BATCH_PATH}/go; do sleep 0.1; done"
-
-
-@pytest.fixture
-def fleet(tmp_path: Path) -> Iterator[FleetFolder]:
-    with shared_folder(tmp_path) as found:
-        yield found
 
 
 def started(fleet: FleetFolder) -> None:

@@ -4,17 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from support.worlds import ModelOf, WorldOf
+from support.worlds import ModelOf, WorldOf, stage
 from watchbill.catalog import WorkClass
 from watchbill.core import messages as m
 from watchbill.core.model_state import HeldTurn, Stage
 from watchbill.simulate.callers import Caller, Faults
 from watchbill.simulate.world import World
 from watchbill.units import Millis
-
-
-def stage(world: World, name: str) -> Stage:
-    return world.core.state.models[name].stage
 
 
 def said(world: World) -> list[str]:

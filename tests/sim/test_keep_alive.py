@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from support.worlds import ModelOf, WorldOf
+from support.worlds import ModelOf, WorldOf, stage
 from watchbill.core import messages as m
 from watchbill.core.dispatch import KEEP_ALIVE_MAX_MS
 from watchbill.core.model_state import Stage
@@ -24,10 +24,6 @@ def ask(world: World, model: str, keep_alive_ms: int | None, work_ms: float = 50
     world.callers[id] = world.open[id] = caller
     world.feed(m.Arrived(request))
     return caller
-
-
-def stage(world: World, name: str = "A") -> Stage:
-    return world.core.state.models[name].stage
 
 
 def evictions(world: World) -> list[str]:

@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import pytest
 
-from support.worlds import ModelOf, WorldOf
+from support.worlds import ModelOf, WorldOf, stage
 from watchbill.catalog import (
     BackgroundTask,
     Catalog,
@@ -32,10 +32,6 @@ from watchbill.simulate.world import Faults, World
 from watchbill.units import Bytes, Millis
 
 GB = 10**9
-
-
-def stage(world: World, name: str) -> Stage:
-    return world.core.state.models[name].stage
 
 
 def callers_come(world: World, count: int, first_ms: int, each_ms: int) -> None:

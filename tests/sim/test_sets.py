@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from support.worlds import ModelOf, WorldOf
+from support.worlds import ModelOf, WorldOf, stage
 from watchbill.catalog import Device, Lane, WorkClass
 from watchbill.core import messages as m
 from watchbill.core.model_state import STAYING, Stage
@@ -16,10 +16,6 @@ from watchbill.simulate.world import Faults, World
 from watchbill.units import Bytes, Millis
 
 GB = 10**9
-
-
-def stage(world: World, name: str) -> Stage:
-    return world.core.state.models[name].stage
 
 
 def notes(world: World, event: str) -> list[str | None]:

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from support.worlds import ModelOf, WorldOf
+from support.worlds import ModelOf, WorldOf, stage
 from watchbill.catalog import Model
 from watchbill.core import messages as m
 from watchbill.core.model_state import Stage
@@ -18,10 +18,6 @@ from watchbill.steps import at_once
 from watchbill.units import Bytes, Millis
 
 GB = 10**9
-
-
-def stage(world: World, name: str) -> Stage:
-    return world.core.state.models[name].stage
 
 
 def events(world: World, model: str) -> list[str]:

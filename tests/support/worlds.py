@@ -4,11 +4,12 @@ from collections.abc import Callable
 
 from watchbill.catalog import Catalog, Device, EngineRules, Lane, Model, PolicyRules, WorkClass
 from watchbill.core.messages import Footprint, Knowledge
+from watchbill.core.model_state import Stage
 from watchbill.simulate.engine import TrueModel
 from watchbill.simulate.world import Faults, World
 from watchbill.units import Bytes, Millis
 
-__all__ = ["ModelOf", "WorldOf", "make_model", "make_world"]
+__all__ = ["ModelOf", "WorldOf", "make_model", "make_world", "stage"]
 
 GB = 10**9
 
@@ -51,3 +52,8 @@ def make_world(
 def make_model(name: str, size_gb: float = 16, device: str = "gpu:0", **more: object) -> Model:
     """A model that fits a 24 GB device alone."""
     return Model(name, "scripted", memory={device: Bytes(int(size_gb * GB))}, devices=(device,), **more)  # type: ignore[arg-type]
+
+
+def stage(world: World, name: str = "A") -> Stage:
+    """Where a model is, as the core sees it."""
+    return world.core.state.models[name].stage
