@@ -296,7 +296,7 @@ def test_a_claim_costs_the_same_however_many_files_wait(
         monkeypatch.setattr(os, "listdir", counted)
         seen = [item.event["id"] for item in itertools.islice(iter(spool.lease, None), 150)]
     assert seen == list(range(150))
-    assert len(listed) <= 10
+    assert len(listed) <= 30  # a look now and then, never one for each claim
 
 
 def test_a_few_thousand_waiting_events_all_lie_where_ls_shows_them(path: Path) -> None:
