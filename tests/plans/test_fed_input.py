@@ -122,6 +122,8 @@ REFUSED = [
     "echo {ITEM.x} | ruby -",
     "echo {ITEM.x} | node",
     "echo {ITEM.x} | php",
+    "echo {ITEM.x} | php8.2",
+    "echo {ITEM.x} | perl5.36.0",
     "echo {ITEM.x} | lua -",
     "echo {ITEM.x} | tclsh",
     "echo {ITEM.x} | R --no-save",

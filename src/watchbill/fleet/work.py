@@ -349,10 +349,17 @@ class _Preparation:
         script = f"ulimit -d {kib} 2> /dev/null; {command[_SCRIPT_AT]}"
         return [*command[:_SCRIPT_AT], script, *command[_SCRIPT_AT + 1 :]]
 
+    def _sandbox(self) -> Sandbox:
+        word = self._work.text("sandbox", "none")
+        try:
+            return Sandbox(word)
+        except ValueError:
+            raise NotNow(f"the slip names the sandbox {word!a}, which this version does not know") from None
+
     def _caged(self, command: list[str]) -> list[str]:
         """The command in the sandbox that the task or the rules demand."""
         setting, rules = self._setting, self._book.sandbox
-        level = max(rules.level, Sandbox(self._work.text("sandbox", "none")), key=list(Sandbox).index)
+        level = max(rules.level, self._sandbox(), key=list(Sandbox).index)
         if level is Sandbox.NONE and rules.net is Network.ALL:
             return command
         if not {Sandbox.STRICT, max(level, Sandbox.LIGHT, key=list(Sandbox).index)} & setting.sandboxes:

@@ -26,6 +26,7 @@ from watchbill.plans.second_reading import (
     Word,
     is_python,
     second_reading,
+    unversioned,
 )
 
 __all__ = ["BEFORE_COMMAND", "Feed", "Flow"]
@@ -279,11 +280,12 @@ def reader_of(command: Sequence[Word]) -> str:
 
 
 def _takes_script(program: str) -> bool:
-    return program in SHELLS or program in INTERPRETERS or is_python(program) or program in ("source", ".")
+    name = unversioned(program)
+    return name in SHELLS or name in INTERPRETERS or is_python(name) or name in ("source", ".")
 
 
 def _reads(command: Sequence[Word]) -> bool:
-    program, rest = command[0].program, [word.text for word in command[1:]]
+    program, rest = unversioned(command[0].program), [word.text for word in command[1:]]
     if program in SHELLS or not program:
         return _shell_reads(rest)
     if is_python(program):
@@ -348,7 +350,7 @@ def _ssh_reads(command: Sequence[Word]) -> bool:
 def _xargs_reads(rest: Sequence[str]) -> bool:
     """Whether a word of the input becomes program text: `xargs sh -c`, `xargs -I_ sh -c 'run _'`."""
     for at, text in enumerate(rest):
-        name = text.rpartition("/")[2]
+        name = unversioned(text.rpartition("/")[2])
         if not (name in SHELLS or name in INTERPRETERS or is_python(name)):
             continue
         behind = rest[at + 1 :]

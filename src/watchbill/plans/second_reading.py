@@ -15,7 +15,7 @@ from watchbill.plans.placeholders import Placeholder
 
 __all__ = [
     "ASSIGNMENT", "EXPANSION", "INTERPRETERS", "SHELLS", "STARTED_WORDS_MAX", "STARTERS", "VALUE", "Refused", "Use",
-    "Word", "is_python", "second_reading",
+    "Word", "is_python", "second_reading", "unversioned",
 ]  # fmt: skip
 
 #: Stand in a word's text for what is not literal: a value, and anything else that bash expands.
@@ -78,8 +78,13 @@ _CODE_TAKERS: dict[str, _Code] = {
     **dict.fromkeys(
         ("bash", "sh", "dash", "ash", "zsh", "ksh", "mksh", "rbash", "fish", "csh", "tcsh"), _SHELL
     ),
-    **dict.fromkeys(("python", "pypy", "pypy3"), _PYTHON),
-    **dict.fromkeys(("perl", "ruby", "node", "nodejs", "php", "lua", "Rscript"), _EVALUATES),
+    **dict.fromkeys(("python", "pypy"), _PYTHON),
+    **dict.fromkeys(
+        ("perl", "ruby", "node", "nodejs", "bun", "php", "lua", "luajit", "Rscript", "julia"), _EVALUATES
+    ),
+    **dict.fromkeys(
+        ("R", "octave"), _EVALUATES._replace(letters="e")
+    ),  # they read their input in ways of their own
     **dict.fromkeys(("su", "runuser"), _SU),
     **dict.fromkeys(
         ("script", "flock"),
@@ -88,7 +93,7 @@ _CODE_TAKERS: dict[str, _Code] = {
 }
 SHELLS = frozenset(name for name, code in _CODE_TAKERS.items() if code is _SHELL)
 INTERPRETERS = frozenset(name for name, code in _CODE_TAKERS.items() if code is _EVALUATES)
-_PYTHON_NAME = re.compile(r"python\d+(?:\.\d+)?")
+_VERSION = re.compile(r"-?\d[\d.]*$")  # php8.2, python3, perl5.36.0, bash-5.2
 #: Short options of shells and interpreters that are followed by a value of their own.
 _TAKES_VALUE = {
     "-o",
@@ -114,6 +119,8 @@ _READS_ALL = {
     "xargs": "leave out xargs: {PLACE} is one word already",
     "parallel": "leave out parallel: each item is a task of its own",
     "watch": "put the command into a script and give it the value",
+    "tmux": "put the command into a script and give it the value",
+    "gdb": "put the commands into a file, and read the value there from the environment",
     "trap": 'write value={PLACE}; and use "$value" in single quotes behind trap',
     "let": "write n={PLACE}; [[ $n =~ ^[0-9]+$ ]] || exit 1; and then calculate with n",
     "unset": "name the variable yourself",
@@ -249,12 +256,18 @@ def _subscripts(words: Sequence[Word]) -> Iterator[Refused]:
 
 
 def _code_taker(program: str) -> _Code | None:
-    return _CODE_TAKERS.get(program) or (_PYTHON if is_python(program) else None)
+    return _CODE_TAKERS.get(unversioned(program))
+
+
+def unversioned(program: str) -> str:
+    """The name of a shell or an interpreter without its version; any other name as it is."""
+    name = _VERSION.sub("", program)
+    return name if name in _CODE_TAKERS else program
 
 
 def is_python(program: str) -> bool:
     """Whether a program is a Python, of whatever version."""
-    return _CODE_TAKERS.get(program) is _PYTHON or _PYTHON_NAME.fullmatch(program) is not None
+    return _code_taker(program) is _PYTHON
 
 
 def _behind_flag(command: Sequence[Word], at: int, code: _Code, carried: Sequence[Use]) -> Iterator[Refused]:
