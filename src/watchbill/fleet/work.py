@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path, PurePosixPath
-from typing import cast
+from typing import TypeVar, cast
 
 from watchbill import limits
 from watchbill.errors import OursError
@@ -60,6 +60,7 @@ ValueOf = Callable[[Placeholder], str]
 #: 126: this machine lacks the folder, another one may have it.
 _PREFIX = '{ echo 500 > /proc/self/oom_score_adj; } 2> /dev/null; cd -- "$1" || exit 126; shift; '
 #: Where the script stands among bash's arguments, and the first value behind it.
+Kind = TypeVar("Kind", bound=Enum)
 _SCRIPT_AT, _VALUES_AT = 4, 6
 #: With these bash ends when it cannot parse its script, and many programs when something is wrong.
 _SYNTAX_CODES = (1, 2)
@@ -179,7 +180,7 @@ class _Preparation:
         self._book = RuleBook()
 
     def prepare(self) -> Prepared | Ruling:
-        rows, task_class = self._rows(), self._task_class()
+        rows, task_class = self._rows(), self._one_of(TaskClass, "class", TaskClass.CPU)
         self._refuse_leading_out(rows)
         order = _order_of(self._slip) if task_class is TaskClass.META else None
         question = self._question(rows[-1]) if order is None else None
@@ -210,20 +211,17 @@ class _Preparation:
             (_result_path(self._setting, job.id), *self._own_products(rows)), self._task_path if has_folder else None,
         )  # fmt: skip
 
-    def _task_class(self) -> TaskClass:
-        word = self._work.text("class", TaskClass.CPU.value)
+    def _one_of(self, kind: type[Kind], key: str, default: Kind) -> Kind:
+        """What the slip says under a key. Raises NotNow for a word of a later version."""
+        word = self._work.text(key, default.value)
         try:
-            return TaskClass(word)
+            return kind(word)
         except ValueError:
-            raise NotNow(f"the slip names the class {word!a}, which this version does not know") from None
+            raise NotNow(f"the slip names the {key} {word!a}, which this version does not know") from None
 
     def _question(self, value_of: ValueOf) -> Question | None:
         """What the task asks a model; None for a command."""
-        word = self._work.text("type", TaskType.SHELL.value)
-        try:
-            kind = TaskType(word)
-        except ValueError:
-            raise NotNow(f"the slip names the type {word!a}, which this version does not know") from None
+        kind = self._one_of(TaskType, "type", TaskType.SHELL)
         if kind is TaskType.SHELL:
             return None
         model = self._model(value_of)
@@ -349,17 +347,10 @@ class _Preparation:
         script = f"ulimit -d {kib} 2> /dev/null; {command[_SCRIPT_AT]}"
         return [*command[:_SCRIPT_AT], script, *command[_SCRIPT_AT + 1 :]]
 
-    def _sandbox(self) -> Sandbox:
-        word = self._work.text("sandbox", "none")
-        try:
-            return Sandbox(word)
-        except ValueError:
-            raise NotNow(f"the slip names the sandbox {word!a}, which this version does not know") from None
-
     def _caged(self, command: list[str]) -> list[str]:
         """The command in the sandbox that the task or the rules demand."""
         setting, rules = self._setting, self._book.sandbox
-        level = max(rules.level, self._sandbox(), key=list(Sandbox).index)
+        level = max(rules.level, self._one_of(Sandbox, "sandbox", Sandbox.NONE), key=list(Sandbox).index)
         if level is Sandbox.NONE and rules.net is Network.ALL:
             return command
         if not {Sandbox.STRICT, max(level, Sandbox.LIGHT, key=list(Sandbox).index)} & setting.sandboxes:
@@ -384,7 +375,8 @@ class _Preparation:
             raise NotNow(f"[sandbox] write in {FILE} names {missing}, which is not on this machine")
         return Cage(
             (self._batch_path, result, passing, *named), (self._setting.root,),
-            tuple(self._batch_path.glob("journal.*.jsonl")), rules.net is Network.ALL, self._task_class() in ON_GPU,
+            tuple(self._batch_path.glob("journal.*.jsonl")), rules.net is Network.ALL,
+            self._one_of(TaskClass, "class", TaskClass.CPU) in ON_GPU,
         )  # fmt: skip
 
     def _items_done(self) -> int:
