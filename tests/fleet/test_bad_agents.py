@@ -272,8 +272,9 @@ def test_a_new_start_says_that_it_is_still_held_by_a_person_and_forgets_a_hold_f
     wait_until(lambda: agent.heartbeat().get("constraints") == ["held"])
     agent.end()
     agent = rig.start("cpu-1")
-    wait_until(agent.heartbeat)
-    assert agent.heartbeat()["constraints"] == []
+    wait_until(
+        lambda: agent.heartbeat().get("constraints") == []
+    )  # until its first, the file is its predecessor's
     assert agent.heartbeat()["hold"] is None
     rig.signal("cpu-1", Order.HOLD)
     wait_until(lambda: agent.heartbeat().get("constraints") == ["held"])
@@ -285,7 +286,7 @@ def test_a_new_start_says_that_it_is_still_held_by_a_person_and_forgets_a_hold_f
     agent = rig.start("cpu-1")
     wait_until(lambda: agent.heartbeat().get("constraints") == ["held"])
     assert agent.heartbeat()["hold"] == {"why": "person", "left_ms": None}
-    assert f"watchbill signal cpu-1 resume --root {rig.root}" in agent.said()
+    wait_until(lambda: f"watchbill signal cpu-1 resume --root {rig.root}" in agent.said())
 
 
 # ------------------------------------------------------------------ what people see
