@@ -17,7 +17,7 @@ from watchbill.fleet.coordinator import Coordinator
 from watchbill.fleet.disk import FolderDisk
 from watchbill.fleet.heartbeat import Heartbeat, HeldWhy, Pulse, Watcher, write_heartbeat
 from watchbill.fleet.results import End, Result, ResultLog
-from watchbill.fleet.signals import Order, pending
+from watchbill.fleet.signals import Order, pending, send
 from watchbill.plans.batch import ExecutePlan
 
 TRUE = "- **command**: `true`\n"
@@ -231,8 +231,6 @@ def test_a_failed_task_avoids_its_agent_where_another_can_run_it(tmp_path: Path)
 
 
 def hold_for(rig: FleetRig, agent: str, for_ms: int) -> None:
-    from watchbill.fleet.signals import send
-
     send(rig.disk, agent, Order.HOLD, why=HeldWhy.FAILURES, for_ms=for_ms)
 
 
@@ -278,9 +276,7 @@ def test_a_new_start_says_that_it_is_still_held_by_a_person_and_forgets_a_hold_f
     assert agent.heartbeat()["hold"] is None
     rig.signal("cpu-1", Order.HOLD)
     wait_until(lambda: agent.heartbeat().get("constraints") == ["held"])
-    rig.signal("cpu-1", Order.RESUME).write_text(
-        '{"why": "failures"}'
-    )  # the coordinator's lifts its own alone
+    send(rig.disk, "cpu-1", Order.RESUME, why=HeldWhy.FAILURES)  # the coordinator's lifts its own alone
     wait_until(lambda: not rig.disk.names(places.SIGNALS))
     agent.end()
     agent = rig.start("cpu-1")
