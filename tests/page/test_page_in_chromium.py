@@ -167,8 +167,12 @@ def test_the_timeline_tells_why_a_model_came_and_left(page: Page, daemon: Daemon
     daemon.ask("/wb/v1/models/quick/evict", {})
     line = "[...document.querySelectorAll('.line')].find((e) => e.firstChild.textContent === 'quick')"
     page.until(f"[...{line}?.querySelectorAll('.stay') ?? []].some((e) => e.ariaLabel.includes('operator'))")
-    page.hover(f"{line}.querySelector('.stay:last-child')")
-    page.until_text("quick", ".tip")
+
+    def is_told() -> bool:
+        page.hover(f"{line}.querySelector('.stay:last-child')")  # it is narrow, and moves with the time
+        return "quick" in page.text(".tip")
+
+    wait_until(is_told)
     assert " to " in page.text(".tip")
 
 

@@ -173,8 +173,8 @@ class Page:
     def hover(self, element: str) -> None:
         """Puts the mouse on an element, which a JavaScript expression names."""
         x, y = self.until(
-            f"(() => {{ const b = {element}?.getBoundingClientRect();"
-            " return b && [b.left + b.width / 2, b.top + b.height / 2] })()"
+            f"(() => {{ const e = {element}; e?.scrollIntoView({{ block: 'nearest' }});"
+            " const b = e?.getBoundingClientRect(); return b && [b.left + b.width / 2, b.top + b.height / 2] })()"
         )
         self.ask("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
 
