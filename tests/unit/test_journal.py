@@ -194,11 +194,8 @@ def test_beyond_the_bound_the_oldest_lines_are_dropped_and_counted(disk: Disk) -
     recover()
     assert journal.flush(WAIT_S)
     reasons = [event["reason"] for event in disk.events()]
-    assert (reasons[0], reasons[-1], len(reasons)) == (
-        "7",
-        str(JOURNAL_BUFFER_LINES_MAX + 6),
-        JOURNAL_BUFFER_LINES_MAX,
-    )
+    kept = [str(number) for number in range(7, JOURNAL_BUFFER_LINES_MAX + 7)]
+    assert reasons in (kept, ["0", *kept])  # one that was being tried when it was dropped may be written, too
 
 
 def test_writing_does_not_wait_for_a_disk_that_hangs(disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
