@@ -5,16 +5,17 @@ The drain, the command line and moves between spools know nothing else. Both kin
 LeaseLost for a lease that has ended.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
 from watchbill.spool.events import Event
+from watchbill.spool.faults import PoisonEvent
 from watchbill.spool.item import BadLine, Carried, Item
 from watchbill.spool.recovery import Recovered
 
-__all__ = ["AnySpool"]
+__all__ = ["AnySpool", "leased_for_a_block"]
 
 _AnyEvent = Mapping[str, Any] | bytes | str
 
@@ -139,3 +140,28 @@ class AnySpool(Protocol):
     def close(self) -> None:
         """End the use of this spool."""
         ...
+
+
+@contextmanager
+def leased_for_a_block(spool: AnySpool) -> Generator[Item | None]:
+    """Lease the oldest event, and settle it by how the `with` block ends, unless the block did."""
+    item = spool.lease()
+    if item is None:
+        yield None
+        return
+    try:
+        yield item
+    except PoisonEvent as error:
+        if not item.lease.settled:
+            spool.poison(item, str(error))
+        raise
+    except Exception as error:
+        if not item.lease.settled:
+            spool.fail(item, error)
+        raise
+    except BaseException:
+        if not item.lease.settled:
+            spool.release(item)
+        raise
+    if not item.lease.settled:
+        spool.done(item)

@@ -17,19 +17,19 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, Self
 
 from watchbill.files.atomic import NotAFile, make_folder, read_regular, write_file_durable
 from watchbill.files.watch import Watch
+from watchbill.spool.backend import leased_for_a_block
 from watchbill.spool.consumer import Consumer, Lease, reason_bytes, rest_after
 from watchbill.spool.events import Event, encode, refuse_bundle
 from watchbill.spool.faults import (
     EventRefused,
     LeaseLost,
-    PoisonEvent,
     SpoolBroken,
     SpoolFull,
     SpoolLayout,
@@ -220,33 +220,13 @@ class Spool:
 
     # Consuming
 
-    @contextlib.contextmanager
-    def dequeue(self) -> Generator[Item | None]:
+    def dequeue(self) -> contextlib.AbstractContextManager[Item | None]:
         """Lease the oldest event for the length of a `with` block; None when nothing waits.
 
         Leaving normally is done. An exception is a release, or poison after the last attempt; PoisonEvent
         is poison at once; the exception propagates. Ctrl-C and cancellation release it without using up an attempt.
         """
-        item = self.lease()
-        if item is None:
-            yield None
-            return
-        try:
-            yield item
-        except PoisonEvent as error:
-            if not item.lease.settled:
-                self.poison(item, str(error))
-            raise
-        except Exception as error:
-            if not item.lease.settled:
-                self.fail(item, error)
-            raise
-        except BaseException:
-            if not item.lease.settled:
-                self.release(item)
-            raise
-        if not item.lease.settled:
-            self.done(item)
+        return leased_for_a_block(self)
 
     def lease(self) -> Item | None:
         """Lease the oldest event without a `with` block; settle it with done, release, fail or poison."""

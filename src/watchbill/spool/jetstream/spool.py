@@ -16,14 +16,15 @@ import json
 import os
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
+from watchbill.spool.backend import leased_for_a_block
 from watchbill.spool.consumer import Lease, reason_bytes
 from watchbill.spool.events import Event, encode, refuse_bundle
-from watchbill.spool.faults import EventRefused, LeaseLost, PoisonEvent, SpoolBroken, SpoolFull
+from watchbill.spool.faults import EventRefused, LeaseLost, SpoolBroken, SpoolFull
 from watchbill.spool.item import BadLine, Carried, Item, bad_line_name, item_of
 from watchbill.spool.jetstream.holders import Held, Holders, Note, new_worker
 from watchbill.spool.jetstream.link import NO_MESSAGE, BrokerSays, Link, Received
@@ -238,29 +239,9 @@ class JetSpool:
 
     # ------------------------------------------------------------------ consuming
 
-    @contextlib.contextmanager
-    def dequeue(self) -> Generator[Item | None]:
+    def dequeue(self) -> contextlib.AbstractContextManager[Item | None]:
         """Lease the oldest event for the length of a `with` block, as `Spool.dequeue` does."""
-        item = self.lease()
-        if item is None:
-            yield None
-            return
-        try:
-            yield item
-        except PoisonEvent as error:
-            if not item.lease.settled:
-                self.poison(item, str(error))
-            raise
-        except Exception as error:
-            if not item.lease.settled:
-                self.fail(item, error)
-            raise
-        except BaseException:
-            if not item.lease.settled:
-                self.release(item)
-            raise
-        if not item.lease.settled:
-            self.done(item)
+        return leased_for_a_block(self)
 
     def lease(self) -> Item | None:
         """Lease the oldest event without a `with` block; settle it with done, release, fail or poison."""

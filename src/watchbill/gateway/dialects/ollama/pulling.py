@@ -9,6 +9,7 @@ scheduled for any of it; a client that leaves stops it, and what has arrived is 
 import asyncio
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable
 from functools import partial
 from pathlib import Path
@@ -204,7 +205,7 @@ class Pulling:
             work.stopped.set()
 
 
-class _Work:
+class _Work(ABC):
     """Something that takes long, and tells how far it is."""
 
     def __init__(self) -> None:
@@ -213,9 +214,9 @@ class _Work:
         self._told_at = 0.0
         self._last = ""
 
+    @abstractmethod
     def run(self) -> None:
         """Does it. Raises PullFailed."""
-        raise NotImplementedError
 
     def report(self, step: Step) -> None:
         """Tells of a step, but not of every piece that came. Raises PullFailed when nobody waits any more."""
