@@ -91,24 +91,26 @@ class JetByHand:
 
         async def read(link: Link) -> tuple[list[Entry], int]:
             await self._spool.holders.look()
-            held, found, total = self._spool.holders.all_held(), list[Entry](), 0
+            held, found, total = self._spool.holders.all_held(), list[tuple[int, int, Entry]](), 0
             for stream, kind in self._streams_of(wanted):
                 total += await self._messages(link, stream)
                 most = None if limit is None else limit + len(held)
                 async for stored in self._read(link, stream, most):
                     entry = self._entry(kind, stored, held)
                     if entry.state in wanted:
-                        found.append(entry)
+                        found.append((_arrived_ns(stored), stored.seq, entry))
             if State.QUEUE in wanted and State.IN_FLIGHT not in wanted:
                 total -= len(held)
             elif State.IN_FLIGHT in wanted and State.QUEUE not in wanted:
                 total = (
-                    sum(each.state is State.IN_FLIGHT for each in found)
+                    sum(each.state is State.IN_FLIGHT for _, _, each in found)
                     + total
                     - await self._messages(link, self._streams.name)
                 )
-            oldest = sorted(found, key=_age) if limit is None else heapq.nsmallest(limit, found, key=_age)
-            return oldest, max(total, len(oldest))
+            kept = (
+                sorted(found, key=_arrival) if limit is None else heapq.nsmallest(limit, found, key=_arrival)
+            )
+            return [entry for *_, entry in kept], max(total, len(kept))
 
         found, total = self._spool.run(read, "list the events")
         return iter(found), total
@@ -362,7 +364,7 @@ class JetByHand:
         path = Path(f"nats:{stored.stream}") / str(stored.seq)
         if folder.startswith(_SHELL) and (self._leased / folder / name).is_file():
             path = self._leased.absolute() / folder / name
-        age_ms = max(0, time.time_ns() - (ns_of(stored.name) or stored.at_ns)) // 1_000_000
+        age_ms = max(0, time.time_ns() - _arrived_ns(stored)) // 1_000_000
         reason = _reason(stored) if kind == "poison" else None
         return Entry(
             name, state, path, attempt, lines_of(name), len(stored.data), age_ms, folder,
@@ -428,8 +430,13 @@ def _place(entry: Entry) -> tuple[str, int]:
     return entry.place
 
 
-def _age(entry: Entry) -> int:
-    return -entry.age_ms
+def _arrived_ns(stored: Stored) -> int:
+    return ns_of(stored.name) or stored.at_ns
+
+
+def _arrival(found: tuple[int, int, Entry]) -> tuple[int, int]:
+    """The sort key for arrival. Whole milliseconds of age are too coarse: events of one call share them."""
+    return found[:2]
 
 
 def _reason(stored: Stored) -> dict[str, Any]:
