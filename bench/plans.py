@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
 from support.eventually import wait_until
 from support.fleet_folder import FleetFolder, shared_folder
-from watchbill.fleet import places
+from watchbill.fleet.folder import places
 from watchbill.plans.batch import ExecutePlan
 from watchbill.simulate.rig import Rig, SimAgent
 

@@ -30,7 +30,7 @@ from watchbill.engines.registry import make_engine
 from watchbill.errors import ConfigError, WatchbillError
 from watchbill.files.atomic import make_folder
 from watchbill.files.disk import DISK_FULL
-from watchbill.fleet.programs import fleet_folder, programs_of
+from watchbill.fleet.command_lines import fleet_folder, programs_of
 from watchbill.gateway.app import Gateway
 from watchbill.gateway.server import Serving, serve
 from watchbill.journal import Journal

@@ -13,7 +13,7 @@ import pytest
 from gguf_models import GgufFiles
 from support.eventually import wait_until
 from support.fleet_folder import FleetFolder, shared_folder
-from watchbill.fleet import places
+from watchbill.fleet.folder import places
 
 MODEL = '[models.{name}]\nengine = "llamacpp"\nsource = "{file}"\ncontext = 512\nthreads = 1\n'
 SLOW = '[models.{name}]\nengine = "scripted"\nmemory = "1MiB"\nscript = {{ memory = "1MiB", {rest} }}\n'

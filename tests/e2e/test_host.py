@@ -11,8 +11,8 @@ import pytest
 from e2e.place import Place, scripted
 from support.eventually import eventually
 from watchbill.errors import NotReachable, OursError
-from watchbill.fleet.claiming import Health
-from watchbill.fleet.host import HostMemory, PrivateDaemon, find_host
+from watchbill.fleet.agent.host import HostMemory, PrivateDaemon, find_host
+from watchbill.fleet.matching.claiming import Health
 from watchbill.root import Root
 
 UUID = f"GPU-{secrets.token_hex(8)}"  # a card has one owner on a host: other test runs have their own

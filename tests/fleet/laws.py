@@ -12,14 +12,14 @@ from typing import cast
 from support.interleavings import World, newborn, run_alone, step, whole_turn
 from support.memory_disk import Cut, File, MemoryDisk, State, Steps
 from watchbill.files.checked_log import whole_lines
-from watchbill.fleet.board import Board
-from watchbill.fleet.coordinator import Coordinator
-from watchbill.fleet.epochs import Superseded
-from watchbill.fleet.heartbeat import Heartbeat, Pulse, Watcher, write_heartbeat
-from watchbill.fleet.inbox import StartAnew
-from watchbill.fleet.requests import Reopening, ask_to_cancel, ask_to_reopen
-from watchbill.fleet.results import End, Result, ResultLog
-from watchbill.fleet.slips import Slip
+from watchbill.fleet.coordinator.inbox import StartAnew
+from watchbill.fleet.coordinator.loop import Coordinator
+from watchbill.fleet.folder.board import Board
+from watchbill.fleet.folder.heartbeat import Heartbeat, Pulse, Watcher, write_heartbeat
+from watchbill.fleet.folder.requests import Reopening, ask_to_cancel, ask_to_reopen
+from watchbill.fleet.folder.results import End, Result, ResultLog
+from watchbill.fleet.folder.slips import Slip
+from watchbill.fleet.state.epochs import Superseded
 from watchbill.plans.batch import ExecutePlan
 
 BATCH, PLAN = "b", "p"

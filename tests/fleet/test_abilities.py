@@ -8,11 +8,11 @@ import pytest
 from support.eventually import wait_until
 from support.fleet_folder import FleetFolder
 from watchbill import limits
-from watchbill.fleet import places
-from watchbill.fleet.abilities import Ability, Lack, Need, ability_of, lack_of, offered
-from watchbill.fleet.disk import FolderDisk
-from watchbill.fleet.heartbeat import Heartbeat, Pulse, write_heartbeat
-from watchbill.fleet.watchers import Stranded
+from watchbill.fleet.coordinator.watchers import Stranded
+from watchbill.fleet.folder import places
+from watchbill.fleet.folder.disk import FolderDisk
+from watchbill.fleet.folder.heartbeat import Heartbeat, Pulse, write_heartbeat
+from watchbill.fleet.matching.abilities import Ability, Lack, Need, ability_of, lack_of, offered
 from watchbill.plans.task import TaskClass
 
 CPU, SCRIPT, LLM, META = TaskClass.CPU, TaskClass.SCRIPT, TaskClass.LLM, TaskClass.META

@@ -15,8 +15,8 @@ from support.eventually import wait_until
 from support.fleet_rig import AgentProcess, FleetRig, marked_processes
 from watchbill.errors import OursError
 from watchbill.files.host import host_name
-from watchbill.fleet import places
-from watchbill.fleet.signals import Order
+from watchbill.fleet.folder import places
+from watchbill.fleet.folder.signals import Order
 
 
 def finish(rig: FleetRig, seconds: float = 30.0) -> None:
@@ -338,8 +338,8 @@ def test_a_stopped_agent_that_comes_back_is_refused(rig: FleetRig) -> None:
 
 def far_brain(rig: FleetRig) -> Any:
     """A coordinator on another machine: it can ask no kernel, and has only the heartbeats."""
-    from watchbill.fleet.coordinator import Coordinator
-    from watchbill.fleet.heartbeat import Pulse, Watcher
+    from watchbill.fleet.coordinator.loop import Coordinator
+    from watchbill.fleet.folder.heartbeat import Pulse, Watcher
 
     brain = Coordinator(
         rig.disk, Watcher("another-boot"), Pulse("another-boot", 1, 1, 0), wall_ms=lambda: 1_767_225_600_000

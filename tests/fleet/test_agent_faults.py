@@ -15,10 +15,10 @@ from support.fleet_rig import FleetRig, marked_processes, quicken, running_agent
 from watchbill import limits
 from watchbill.errors import OursError
 from watchbill.files.host import boot_id
-from watchbill.fleet import places
-from watchbill.fleet.agent import Agent, AgentOptions
-from watchbill.fleet.disk import FolderDisk
-from watchbill.fleet.heartbeat import Heartbeat, Pulse, write_heartbeat
+from watchbill.fleet.agent.loop import Agent, AgentOptions
+from watchbill.fleet.folder import places
+from watchbill.fleet.folder.disk import FolderDisk
+from watchbill.fleet.folder.heartbeat import Heartbeat, Pulse, write_heartbeat
 
 WAITING = "### a\n- **command**: `touch {BATCH_PATH}/started; while [ ! -e {BATCH_PATH}/go ]; do sleep 0.05; done`\n"
 

@@ -8,8 +8,8 @@ import pytest
 from support.open_gateway import open_gateway
 from support.peer import Asked, Talk, chat_events, sse, stream_of
 from watchbill.errors import EngineFailed, TheirsError
-from watchbill.fleet.answers import Answers, NoAnswer, first_object
-from watchbill.fleet.questions import Question, decision
+from watchbill.fleet.agent.answers import Answers, NoAnswer, first_object
+from watchbill.fleet.agent.questions import Question, decision
 
 SCHEMA = json.dumps(
     {"type": "object", "required": ["score"], "properties": {"score": {"type": "integer", "maximum": 5}}}

@@ -8,11 +8,11 @@ import pytest
 from support.eventually import wait_until
 from support.fleet_rig import FleetRig
 from watchbill import cli
-from watchbill.fleet import places
-from watchbill.fleet.disk import FolderDisk
-from watchbill.fleet.inbox import StartAnew
-from watchbill.fleet.ledger import Ledger, Phase
-from watchbill.fleet.reading import Follower, find_batch
+from watchbill.fleet.coordinator.inbox import StartAnew
+from watchbill.fleet.folder import places
+from watchbill.fleet.folder.disk import FolderDisk
+from watchbill.fleet.state.ledger import Ledger, Phase
+from watchbill.fleet.state.reading import Follower, find_batch
 
 ASK = 'ask = ["touch *"]\n'
 

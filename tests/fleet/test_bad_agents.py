@@ -9,15 +9,15 @@ from support.eventually import wait_until
 from support.fleet_folder import shared_folder
 from support.fleet_rig import FleetRig
 from watchbill import limits
-from watchbill.fleet import places
-from watchbill.fleet.abilities import Ability, can_be_spared
-from watchbill.fleet.bad_agents import BadAgents, Failure
-from watchbill.fleet.board import Board
-from watchbill.fleet.coordinator import Coordinator
-from watchbill.fleet.disk import FolderDisk
-from watchbill.fleet.heartbeat import Heartbeat, HeldWhy, Pulse, Watcher, write_heartbeat
-from watchbill.fleet.results import End, Result, ResultLog
-from watchbill.fleet.signals import Order, pending, send
+from watchbill.fleet.coordinator.loop import Coordinator
+from watchbill.fleet.folder import places
+from watchbill.fleet.folder.board import Board
+from watchbill.fleet.folder.disk import FolderDisk
+from watchbill.fleet.folder.heartbeat import Heartbeat, HeldWhy, Pulse, Watcher, write_heartbeat
+from watchbill.fleet.folder.results import End, Result, ResultLog
+from watchbill.fleet.folder.signals import Order, pending, send
+from watchbill.fleet.matching.abilities import Ability, can_be_spared
+from watchbill.fleet.matching.bad_agents import BadAgents, Failure
 from watchbill.plans.batch import ExecutePlan
 
 TRUE = "- **command**: `true`\n"

@@ -11,7 +11,7 @@ from pathlib import Path
 from support.eventually import PATIENCE_S, wait_until
 from support.fleet_folder import FleetFolder
 from watchbill.files.host import start_time
-from watchbill.fleet import places
+from watchbill.fleet.folder import places
 
 FAN_OUT = """### scan
 - **command**: `printf '{"words": [{"id": "a"}, {"id": "b"}, {"id": "c"}]}' > {BATCH_PATH}/manifest.json`

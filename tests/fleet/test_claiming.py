@@ -2,8 +2,8 @@
 
 import pytest
 
-from watchbill.fleet.claiming import Health, Refusal, Standing, choose, may_claim, needs_heat
-from watchbill.fleet.slips import Headline, slip_name
+from watchbill.fleet.folder.slips import Headline, slip_name
+from watchbill.fleet.matching.claiming import Health, Refusal, Standing, choose, may_claim, needs_heat
 from watchbill.plans.task import TaskClass
 
 CPU, SCRIPT, LLM, META = TaskClass.CPU, TaskClass.SCRIPT, TaskClass.LLM, TaskClass.META

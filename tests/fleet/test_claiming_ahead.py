@@ -9,13 +9,13 @@ from support.eventually import wait_until
 from support.fleet_rig import FleetRig
 from watchbill import limits
 from watchbill.files.host import boot_id
-from watchbill.fleet import places
-from watchbill.fleet.ahead import Ahead
-from watchbill.fleet.desk import Desk
-from watchbill.fleet.heartbeat import Heartbeat, Pulse, write_heartbeat
-from watchbill.fleet.signals import Order
-from watchbill.fleet.slips import Slip
-from watchbill.fleet.work import Prepared
+from watchbill.fleet.agent.ahead import Ahead
+from watchbill.fleet.agent.desk import Desk
+from watchbill.fleet.agent.work import Prepared
+from watchbill.fleet.folder import places
+from watchbill.fleet.folder.heartbeat import Heartbeat, Pulse, write_heartbeat
+from watchbill.fleet.folder.signals import Order
+from watchbill.fleet.folder.slips import Slip
 from watchbill.plans.task import TaskClass
 from watchbill.processes.crew import Job
 

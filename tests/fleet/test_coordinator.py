@@ -8,17 +8,17 @@ from pathlib import Path
 import pytest
 
 from watchbill import limits
-from watchbill.fleet import places
-from watchbill.fleet.board import Board
-from watchbill.fleet.coordinator import Coordinator
-from watchbill.fleet.disk import FolderDisk
-from watchbill.fleet.entries import encode_entry
-from watchbill.fleet.epochs import Office, Superseded
-from watchbill.fleet.heartbeat import Heartbeat, Pulse, Watcher, write_heartbeat
-from watchbill.fleet.journals import read_past
-from watchbill.fleet.requests import Reopening, ask_to_cancel, ask_to_reopen
-from watchbill.fleet.results import End, Result, ResultLog
-from watchbill.fleet.slips import Slip
+from watchbill.fleet.coordinator.loop import Coordinator
+from watchbill.fleet.folder import places
+from watchbill.fleet.folder.board import Board
+from watchbill.fleet.folder.disk import FolderDisk
+from watchbill.fleet.folder.heartbeat import Heartbeat, Pulse, Watcher, write_heartbeat
+from watchbill.fleet.folder.requests import Reopening, ask_to_cancel, ask_to_reopen
+from watchbill.fleet.folder.results import End, Result, ResultLog
+from watchbill.fleet.folder.slips import Slip
+from watchbill.fleet.state.entries import encode_entry
+from watchbill.fleet.state.epochs import Office, Superseded
+from watchbill.fleet.state.journal import read_past
 from watchbill.plans.batch import ExecutePlan
 
 DAY_MS = 86_400_000

@@ -11,7 +11,7 @@ import pytest
 
 from support.eventually import PATIENCE_S, wait_until
 from support.fleet_folder import FleetFolder
-from watchbill.fleet import places
+from watchbill.fleet.folder import places
 
 #: Kills on one folder: journals and result logs of many epochs pile up, as they do in a long life.
 KILLS = 20

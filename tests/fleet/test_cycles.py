@@ -8,9 +8,9 @@ import pytest
 from support.eventually import eventually
 from support.fleet_rig import FleetRig, quicken, running_agent
 from watchbill import limits
-from watchbill.fleet.agent import AgentOptions
-from watchbill.fleet.heartbeat import read_heartbeat
-from watchbill.fleet.signals import Order, pending, send
+from watchbill.fleet.agent.loop import AgentOptions
+from watchbill.fleet.folder.heartbeat import read_heartbeat
+from watchbill.fleet.folder.signals import Order, pending, send
 
 HOUR_MS = 3_600_000
 NEVER = ("AGENT_INTERNAL_MS", "AGENT_EXTERNAL_MS", "AGENT_POLL_BUSY_MS", "AGENT_POLL_IDLE_MS")

@@ -14,11 +14,24 @@ from watchbill import limits
 from watchbill.errors import IllegalTransition, OursError
 from watchbill.files import checked_log
 from watchbill.files.host import boot_id, start_time
-from watchbill.fleet import places, signals
-from watchbill.fleet.abilities import Ability, Need
-from watchbill.fleet.board import Board
-from watchbill.fleet.disk import FolderDisk
-from watchbill.fleet.entries import (
+from watchbill.fleet.folder import places, signals
+from watchbill.fleet.folder.board import Board
+from watchbill.fleet.folder.disk import FolderDisk
+from watchbill.fleet.folder.heartbeat import (
+    Heartbeat,
+    Pulse,
+    Watcher,
+    kernel_says,
+    read_heartbeat,
+    write_heartbeat,
+)
+from watchbill.fleet.folder.record import Recorder, Tail
+from watchbill.fleet.folder.results import End, Result, ResultLog, ResultReader, end_of
+from watchbill.fleet.folder.slips import Headline, Slip, headline_of, slip_name
+from watchbill.fleet.folder.values import encode, fields_of
+from watchbill.fleet.matching.abilities import Ability, Need
+from watchbill.fleet.matching.policy import Crowd, Lineup, judge, window_of
+from watchbill.fleet.state.entries import (
     Accept,
     Approve,
     Cancel,
@@ -41,13 +54,7 @@ from watchbill.fleet.entries import (
     decode,
     encode_entry,
 )  # fmt: skip
-from watchbill.fleet.heartbeat import Heartbeat, Pulse, Watcher, kernel_says, read_heartbeat, write_heartbeat
-from watchbill.fleet.ledger import NEXT, Ledger, Phase, TaskState
-from watchbill.fleet.policy import Crowd, Lineup, judge, window_of
-from watchbill.fleet.record import Recorder, Tail
-from watchbill.fleet.results import End, Result, ResultLog, ResultReader, end_of
-from watchbill.fleet.slips import Headline, Slip, headline_of, slip_name
-from watchbill.fleet.values import encode, fields_of
+from watchbill.fleet.state.ledger import NEXT, Ledger, Phase, TaskState
 from watchbill.plans.graph import Node
 from watchbill.plans.summary import Outcome
 from watchbill.plans.task import Place, TaskClass

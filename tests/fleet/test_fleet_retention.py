@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from watchbill.files.atomic import is_left_draft
-from watchbill.fleet import places
-from watchbill.fleet.retention import DAY_MS, HOUR_MS, Keeping, clean
+from watchbill.fleet.coordinator.retention import DAY_MS, HOUR_MS, Keeping, clean
+from watchbill.fleet.folder import places
 
 NOW_MS = time.time_ns() // 1_000_000
 FOR_GOOD = Keeping(complete_ms=None)

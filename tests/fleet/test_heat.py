@@ -9,13 +9,13 @@ import pytest
 
 from watchbill.catalog import Device
 from watchbill.core.messages import Constraint
-from watchbill.fleet.abilities import Need
-from watchbill.fleet.claiming import Health, Standing, may_claim
-from watchbill.fleet.heartbeat import Heartbeat, Pulse
-from watchbill.fleet.heat import Command, Demand, Temperature, Told, orders
-from watchbill.fleet.heating import Heating
-from watchbill.fleet.results import End, Result
-from watchbill.fleet.slips import Headline, slip_name
+from watchbill.fleet.coordinator.heating import Heating
+from watchbill.fleet.folder.heartbeat import Heartbeat, Pulse
+from watchbill.fleet.folder.results import End, Result
+from watchbill.fleet.folder.slips import Headline, slip_name
+from watchbill.fleet.matching.abilities import Need
+from watchbill.fleet.matching.claiming import Health, Standing, may_claim
+from watchbill.fleet.matching.heat import Command, Demand, Temperature, Told, orders
 from watchbill.plans.task import MetaCommand, TaskClass
 from watchbill.probes.fake import FakeGpuProbe
 from watchbill.probes.health import constraint

@@ -13,7 +13,7 @@ from cyclopts import Parameter
 from support.fleet_folder import FleetFolder
 from watchbill.cli import plan as declared
 from watchbill.cli.plan_quick import VERBS, understand_plan
-from watchbill.fleet import places
+from watchbill.fleet.folder import places
 
 SOURCE = Path(declared.__file__).parents[2]
 #: Isolated and without site: nothing but the standard library and our own source can be imported.

@@ -14,10 +14,10 @@ from support.eventually import eventually, wait_until
 from support.fleet_folder import FleetFolder, shared_folder
 from support.open_gateway import open_gateway
 from support.peer import Asked
-from watchbill.fleet import places
-from watchbill.fleet.memory import DeviceState, Memory, NoDevice
-from watchbill.fleet.model_work import ModelWork
-from watchbill.fleet.questions import Question
+from watchbill.fleet.agent.memory import DeviceState, Memory, NoDevice
+from watchbill.fleet.agent.model_work import ModelWork
+from watchbill.fleet.agent.questions import Question
+from watchbill.fleet.folder import places
 from watchbill.plans.task import MetaCommand
 from watchbill.processes.crew import Cause, Ended, Job
 

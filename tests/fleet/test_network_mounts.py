@@ -14,7 +14,7 @@ from support.eventually import PATIENCE_S, wait_until
 from support.fleet_folder import FleetFolder, shared_folder
 from support.fleet_judge import judge
 from support.fuse_mount import FuseMount, fuse_mounts
-from watchbill.fleet import places
+from watchbill.fleet.folder import places
 
 MACHINE = str(Path(__file__).parents[1] / "support" / "machine.py")
 #: The rhythm of everything, about ten times as fast as in earnest.

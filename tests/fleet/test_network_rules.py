@@ -3,10 +3,10 @@
 import pytest
 
 from watchbill.errors import ConfigError
-from watchbill.fleet.network import hosts_of
-from watchbill.fleet.permissions import Line, Ruling, decide, read_rules
-from watchbill.fleet.rules import Action, RuleBook
-from watchbill.fleet.shellparts import ANYTHING
+from watchbill.fleet.permissions.network import hosts_of
+from watchbill.fleet.permissions.rules import Action, RuleBook
+from watchbill.fleet.permissions.ruling import Line, Ruling, decide, read_rules
+from watchbill.fleet.permissions.shellparts import ANYTHING
 from watchbill.plans.placeholders import Placeholder
 
 ALLOW, ASK, DENY = Action.ALLOW, Action.ASK, Action.DENY

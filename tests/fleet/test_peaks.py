@@ -10,7 +10,7 @@ import pytest
 
 from support.eventually import wait_until
 from support.fleet_folder import FleetFolder, shared_folder
-from watchbill.fleet import places
+from watchbill.fleet.folder import places
 
 #: Plays a program on the card: the card shows this process with so much memory until somebody has seen it.
 USE = """

@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from watchbill.errors import ConfigError
-from watchbill.fleet.permissions import Line, Ruling, Why, decide, load_book, read_rules, told
-from watchbill.fleet.rules import Action, RuleBook, parse_rules
-from watchbill.fleet.shellparts import Doubt, Kind, split
+from watchbill.fleet.permissions.rules import Action, RuleBook, parse_rules
+from watchbill.fleet.permissions.ruling import Line, Ruling, Why, decide, load_book, read_rules, told
+from watchbill.fleet.permissions.shellparts import Doubt, Kind, split
 from watchbill.plans.placeholders import Placeholder
 
 ALLOW, ASK, DENY = Action.ALLOW, Action.ASK, Action.DENY

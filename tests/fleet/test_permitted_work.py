@@ -4,7 +4,7 @@ import pytest
 
 from support.eventually import wait_until
 from support.fleet_rig import FleetRig, marked_processes
-from watchbill.fleet import places
+from watchbill.fleet.folder import places
 from watchbill.processes.sandbox import can_bubblewrap, can_landlock
 
 

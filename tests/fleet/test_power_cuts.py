@@ -26,10 +26,10 @@ from support.power_cut import Disk, loop_disk
 from watchbill.files import uncached
 from watchbill.files.atomic import is_left_draft
 from watchbill.files.checked_log import whole_lines
-from watchbill.fleet import places
-from watchbill.fleet.questions import Question
-from watchbill.fleet.slips import Slip
-from watchbill.fleet.work import Finished, Prepared, Setting, conclude
+from watchbill.fleet.agent.questions import Question
+from watchbill.fleet.agent.work import Finished, Prepared, Setting, conclude
+from watchbill.fleet.folder import places
+from watchbill.fleet.folder.slips import Slip
 from watchbill.plans.task import TaskClass
 from watchbill.processes.crew import Cause, Ended, Job, Output
 

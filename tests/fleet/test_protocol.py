@@ -23,13 +23,15 @@ from fleet.laws import (
 )
 from support.interleavings import Exploration
 from watchbill.errors import IllegalTransition
-from watchbill.fleet import journals, judging, policy
-from watchbill.fleet import publication as publishing
-from watchbill.fleet.active import ActiveBatches, Offer
-from watchbill.fleet.coordinator import Coordinator
-from watchbill.fleet.entries import Fail
-from watchbill.fleet.record import read_whole
-from watchbill.fleet.results import End, Result
+from watchbill.fleet.coordinator import judging
+from watchbill.fleet.coordinator import publication as publishing
+from watchbill.fleet.coordinator.active import ActiveBatches, Offer
+from watchbill.fleet.coordinator.loop import Coordinator
+from watchbill.fleet.folder.record import read_whole
+from watchbill.fleet.folder.results import End, Result
+from watchbill.fleet.matching import policy
+from watchbill.fleet.state import journal
+from watchbill.fleet.state.entries import Fail
 
 ALL = -1
 ONE = ("a",)
@@ -155,7 +157,7 @@ def test_a_successor_that_forgets_how_much_it_believed_breaks_a_law(monkeypatch:
             for epoch in epochs
         }
 
-    monkeypatch.setattr(journals, "believed", everything)
+    monkeypatch.setattr(journal, "believed", everything)
     with pytest.raises((BrokenLaw, IllegalTransition)):
         explore(working_world(APART, ONE, successors=1, interruptions=1), cuts=False)
 

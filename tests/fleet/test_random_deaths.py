@@ -20,9 +20,9 @@ from support.eventually import PATIENCE_S, wait_until
 from support.fleet_folder import FleetFolder
 from support.fleet_judge import BrokenLaw, judge
 from support.fleet_rig import marked_processes
-from watchbill.fleet import places
-from watchbill.fleet.disk import FolderDisk
-from watchbill.fleet.results import End, Result, ResultLog
+from watchbill.fleet.folder import places
+from watchbill.fleet.folder.disk import FolderDisk
+from watchbill.fleet.folder.results import End, Result, ResultLog
 
 SLOTS = 3
 TASKS = 200

@@ -14,10 +14,10 @@ import pytest
 from support.eventually import wait_until
 from support.fleet_rig import FleetRig, marked_processes
 from watchbill.errors import ConfigError
-from watchbill.fleet import work
-from watchbill.fleet.permissions import read_rules
-from watchbill.fleet.rules import Network, RuleBook
-from watchbill.fleet.slips import Slip
+from watchbill.fleet.agent import work
+from watchbill.fleet.folder.slips import Slip
+from watchbill.fleet.permissions.rules import Network, RuleBook
+from watchbill.fleet.permissions.ruling import read_rules
 from watchbill.plans.task import Sandbox
 from watchbill.processes import landlock
 from watchbill.processes.sandbox import Cage, can_bubblewrap, can_landlock, in_bubblewrap, in_landlock

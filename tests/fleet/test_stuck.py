@@ -11,11 +11,11 @@ import pytest
 from support.eventually import eventually
 from support.fleet_rig import FleetRig, marked_processes, quicken, running_agent
 from watchbill import limits
-from watchbill.fleet import places
-from watchbill.fleet.agent import AgentOptions
-from watchbill.fleet.headway import Headway
-from watchbill.fleet.heartbeat import read_heartbeat
-from watchbill.fleet.watchers import Held, Ladder, Step
+from watchbill.fleet.agent.loop import AgentOptions
+from watchbill.fleet.coordinator.watchers import Held, Ladder, Step
+from watchbill.fleet.folder import places
+from watchbill.fleet.folder.headway import Headway
+from watchbill.fleet.folder.heartbeat import read_heartbeat
 from watchbill.processes.crew import Crew, CrewEvent, Ended, Job, Measured
 
 HOUR_MS = 3_600_000

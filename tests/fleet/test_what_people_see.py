@@ -18,10 +18,10 @@ from watchbill import limits
 from watchbill.cli import plan_submitting
 from watchbill.cli.terminal import Column, Terminal
 from watchbill.errors import NameRefused
-from watchbill.fleet import places
-from watchbill.fleet.entries import Cancel, Ended, Epoch, Open, Reopen, Spec, Tasks
-from watchbill.fleet.ledger import Ledger
-from watchbill.fleet.pictures import summary_of
+from watchbill.fleet.folder import places
+from watchbill.fleet.state.entries import Cancel, Ended, Epoch, Open, Reopen, Spec, Tasks
+from watchbill.fleet.state.ledger import Ledger
+from watchbill.fleet.views.pictures import summary_of
 from watchbill.names import check_folder_name
 from watchbill.plans.check import check
 from watchbill.plans.graph import Node

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from support.eventually import PATIENCE_S, wait_until
-from watchbill.fleet import places
-from watchbill.fleet.disk import FolderDisk
-from watchbill.fleet.entries import encode_entry
-from watchbill.fleet.journals import read_past
+from watchbill.fleet.folder import places
+from watchbill.fleet.folder.disk import FolderDisk
+from watchbill.fleet.state.entries import encode_entry
+from watchbill.fleet.state.journal import read_past
 
 __all__ = ["FleetFolder", "shared_folder"]
 

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from watchbill.files.checked_log import whole_lines
-from watchbill.fleet import places
-from watchbill.fleet.disk import FolderDisk
-from watchbill.fleet.entries import encode_entry
-from watchbill.fleet.journals import read_past
+from watchbill.fleet.folder import places
+from watchbill.fleet.folder.disk import FolderDisk
+from watchbill.fleet.state.entries import encode_entry
+from watchbill.fleet.state.journal import read_past
 
 __all__ = ["BrokenLaw", "judge"]
 

@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from watchbill.files.host import boot_id, start_time
-from watchbill.fleet import places
-from watchbill.fleet.board import Board
-from watchbill.fleet.coordinator import Coordinator
-from watchbill.fleet.disk import FolderDisk
-from watchbill.fleet.heartbeat import Heartbeat, Pulse, Watcher, write_heartbeat
-from watchbill.fleet.ledger import Phase
-from watchbill.fleet.results import End, Result, ResultLog
-from watchbill.fleet.slips import Slip, headline_of
+from watchbill.fleet.coordinator.loop import Coordinator
+from watchbill.fleet.folder import places
+from watchbill.fleet.folder.board import Board
+from watchbill.fleet.folder.disk import FolderDisk
+from watchbill.fleet.folder.heartbeat import Heartbeat, Pulse, Watcher, write_heartbeat
+from watchbill.fleet.folder.results import End, Result, ResultLog
+from watchbill.fleet.folder.slips import Slip, headline_of
+from watchbill.fleet.state.ledger import Phase
 from watchbill.plans.batch import ExecutePlan
 
 __all__ = ["FleetLife", "answer_of", "submit"]

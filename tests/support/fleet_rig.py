@@ -17,14 +17,14 @@ import pytest
 from support.eventually import PATIENCE_S
 from watchbill import limits
 from watchbill.files.host import boot_id, start_time
-from watchbill.fleet import places
-from watchbill.fleet.agent import Agent, AgentOptions
-from watchbill.fleet.coordinator import Coordinator
-from watchbill.fleet.disk import FolderDisk
-from watchbill.fleet.entries import encode_entry
-from watchbill.fleet.heartbeat import Pulse, Watcher
-from watchbill.fleet.journals import read_past
-from watchbill.fleet.signals import Order, send
+from watchbill.fleet.agent.loop import Agent, AgentOptions
+from watchbill.fleet.coordinator.loop import Coordinator
+from watchbill.fleet.folder import places
+from watchbill.fleet.folder.disk import FolderDisk
+from watchbill.fleet.folder.heartbeat import Pulse, Watcher
+from watchbill.fleet.folder.signals import Order, send
+from watchbill.fleet.state.entries import encode_entry
+from watchbill.fleet.state.journal import read_past
 from watchbill.plans.batch import ExecutePlan
 
 __all__ = ["AgentProcess", "FleetRig", "marked_processes", "quicken", "running_agent"]

@@ -1,7 +1,7 @@
 """A disk in memory for the fleet: what was synced and what was only seen, replies that are lost, power cuts.
 
 The state of a disk is a value (`State`), so that many of them can be kept and compared.
-Every operation of `watchbill.fleet.disk.Disk` is one step here, except an append, which is two: written, then synced.
+Every operation of `fleet.folder.disk.Disk` is one step here, except an append, which is two: written, then synced.
 """
 
 from collections.abc import Iterable

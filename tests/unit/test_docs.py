@@ -229,7 +229,7 @@ def test_a_config_of_the_documents_loads(block: Block, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("block", [b for b in BLOCKS if b.marker == RULES], ids=lambda block: block.place)
 def test_rules_of_the_documents_are_read_and_pass_their_tests(block: Block) -> None:
-    from watchbill.fleet.permissions import read_rules
+    from watchbill.fleet.permissions.ruling import read_rules
 
     assert read_rules(block.text, RULES).tests
 

@@ -93,6 +93,31 @@ def test_imports_point_downward() -> None:
     assert not upward, "\n".join(upward)
 
 
+#: The parts of the fleet, each above those that it may use.
+FLEET_PARTS = {
+    "folder": set[str](),
+    "permissions": {"folder"},
+    "state": {"folder"},
+    "matching": {"folder", "state"},
+    "views": {"folder", "state", "matching", "permissions"},
+    "agent": {"folder", "state", "matching", "permissions"},
+    "coordinator": {"folder", "state", "matching", "views"},
+}
+
+
+def test_the_parts_of_the_fleet_import_only_those_below_them() -> None:
+    """An agent and a coordinator share nothing but the folder."""
+    parts = {module: module.split(".")[2] for module in trees() if module.startswith("watchbill.fleet.")}
+    upward = [
+        f"{module}:{line} imports {target}"
+        for module, part in parts.items()
+        for target, line in own_imports(module)
+        if (used := parts.get(target)) in FLEET_PARTS and used != part and used not in FLEET_PARTS[part]
+    ]
+    assert not upward, "\n".join(upward)
+    assert set(parts.values()) == {*FLEET_PARTS, "logs", "command_lines"}
+
+
 def test_imports_make_no_circle() -> None:
     graph = {module: {target for target, _ in own_imports(module)} - {module} for module in trees()}
     circle = find_circle(graph)

@@ -76,14 +76,14 @@ def agent(
 
     Example: watchbill agent cpu-1 --root /mnt/shared --cpu-slots 4
     """
-    from watchbill.fleet.places import check_agent_name
+    from watchbill.fleet.folder.places import check_agent_name
 
     fleet = find_fleet(root)
     chosen = check_agent_name(name or f"cpu-{host_name()}")
     slots = cpu_slots if cpu_slots is not None else min(os.cpu_count() or 1, limits.AGENT_SLOTS_MAX)
     if not 0 <= slots <= limits.AGENT_SLOTS_MAX:
         raise ConfigError(f"--cpu-slots must be from 0 to {limits.AGENT_SLOTS_MAX}")
-    from watchbill.fleet.agent_process import DeviceOptions, run_agent
+    from watchbill.fleet.agent.process import DeviceOptions, run_agent
     from watchbill.fleet.logs import set_up_logs
 
     set_up_logs(os.environ, [logging.StreamHandler()], logging.WARNING if quiet else logging.NOTSET)

@@ -20,11 +20,11 @@ from watchbill.cli.session import Session, open_session
 from watchbill.cli.terminal import Column, Terminal, plain
 from watchbill.errors import NotReachable, OursError, TheirsError
 from watchbill.files.host import host_name
-from watchbill.fleet import places
-from watchbill.fleet.benchmarks import Benchmark, keep_benchmark
-from watchbill.fleet.disk import FolderDisk
-from watchbill.fleet.heartbeat import Heartbeat, heartbeats
-from watchbill.fleet.values import Fields, fields_of
+from watchbill.fleet.folder import places
+from watchbill.fleet.folder.benchmarks import Benchmark, keep_benchmark
+from watchbill.fleet.folder.disk import FolderDisk
+from watchbill.fleet.folder.heartbeat import Heartbeat, heartbeats
+from watchbill.fleet.folder.values import Fields, fields_of
 from watchbill.interrupts import raise_again
 from watchbill.limits import BENCH_ROUNDS, BENCH_TOKENS, CLI_LOAD_TIMEOUT_S
 from watchbill.suggest import did_you_mean

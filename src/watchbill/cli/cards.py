@@ -14,11 +14,11 @@ from watchbill.cli.fleet_root import open_fleet
 from watchbill.cli.plan_views import told_hold
 from watchbill.cli.terminal import Column, Terminal, plain
 from watchbill.files.host import boot_id
-from watchbill.fleet import places
-from watchbill.fleet.benchmarks import Benchmark, read_benchmarks
-from watchbill.fleet.disk import FolderDisk
-from watchbill.fleet.heartbeat import STOPPED, Heartbeat, Pulse, Watcher, read_heartbeat
-from watchbill.fleet.values import Fields
+from watchbill.fleet.folder import places
+from watchbill.fleet.folder.benchmarks import Benchmark, read_benchmarks
+from watchbill.fleet.folder.disk import FolderDisk
+from watchbill.fleet.folder.heartbeat import STOPPED, Heartbeat, Pulse, Watcher, read_heartbeat
+from watchbill.fleet.folder.values import Fields
 from watchbill.limits import GPUS_LOOK_MS
 
 __all__ = ["show_cards"]

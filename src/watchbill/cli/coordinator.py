@@ -15,10 +15,11 @@ from watchbill import limits
 from watchbill.cli.fleet_root import find_fleet
 from watchbill.cli.options import QUIET, FleetRoot
 from watchbill.cli.terminal import Terminal, plain
-from watchbill.fleet import places, samples
+from watchbill.fleet.coordinator import samples
+from watchbill.fleet.coordinator.retention import Keeping
+from watchbill.fleet.coordinator.service import Leaving, Service, Settings
+from watchbill.fleet.folder import places
 from watchbill.fleet.logs import Part, set_up_logs
-from watchbill.fleet.retention import Keeping
-from watchbill.fleet.service import Leaving, Service, Settings
 from watchbill.processes import Keeper, reap
 from watchbill.root import find_root
 from watchbill.runtime.children import Children

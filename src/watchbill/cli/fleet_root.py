@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import cast
 
 from watchbill.errors import OursError
-from watchbill.fleet import places
-from watchbill.fleet.disk import FolderDisk
+from watchbill.fleet.folder import places
+from watchbill.fleet.folder.disk import FolderDisk
 from watchbill.root import find_root
 
 __all__ = ["FLEET_VARIABLE", "find_fleet", "open_fleet"]

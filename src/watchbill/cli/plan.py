@@ -11,7 +11,7 @@ from cyclopts import App, Parameter
 
 from watchbill.cli import plan_approving, plan_batches, plan_checking, plan_simulating, plan_submitting
 from watchbill.cli.options import QUIET, FleetRoot, follow_option
-from watchbill.fleet.approving import Verdict
+from watchbill.fleet.state.approving import Verdict
 
 __all__ = ["app"]
 

@@ -7,10 +7,10 @@ a note: they may come back. Where no agent ever joined, nothing is known.
 from collections.abc import Iterator, Mapping, Sequence
 
 from watchbill.cli.terminal import Terminal, plain
-from watchbill.fleet import places
-from watchbill.fleet.abilities import Ability, Lack, Need, ability_of, lack_of, offered
-from watchbill.fleet.disk import FolderDisk
-from watchbill.fleet.heartbeat import heartbeats
+from watchbill.fleet.folder import places
+from watchbill.fleet.folder.disk import FolderDisk
+from watchbill.fleet.folder.heartbeat import heartbeats
+from watchbill.fleet.matching.abilities import Ability, Lack, Need, ability_of, lack_of, offered
 from watchbill.plans.check import Plan
 from watchbill.plans.findings import Findings, shown
 from watchbill.plans.placeholders import fill, places_in

@@ -12,11 +12,11 @@ from watchbill.cli.plan_batches import asked, batch_of_task
 from watchbill.cli.terminal import Terminal, plain
 from watchbill.errors import OursError
 from watchbill.files.host import host_name
-from watchbill.fleet import places
-from watchbill.fleet.approving import Answer, Question, Verdict, answer, question_of, questions_of
-from watchbill.fleet.disk import FolderDisk
-from watchbill.fleet.ledger import Ledger, Phase
-from watchbill.fleet.reading import BatchPlace, Follower, batches_of, find_batch
+from watchbill.fleet.folder import places
+from watchbill.fleet.folder.disk import FolderDisk
+from watchbill.fleet.state.approving import Answer, Question, Verdict, answer, question_of, questions_of
+from watchbill.fleet.state.ledger import Ledger, Phase
+from watchbill.fleet.state.reading import BatchPlace, Follower, batches_of, find_batch
 
 __all__ = ["answer_questions", "show_questions"]
 

@@ -16,16 +16,16 @@ from watchbill.cli.plan_submitting import read_inputs
 from watchbill.cli.plan_views import follow, show_batch, show_overview, wait
 from watchbill.cli.terminal import Column, Terminal, plain
 from watchbill.errors import OursError
-from watchbill.fleet import places
-from watchbill.fleet.disk import FolderDisk
-from watchbill.fleet.ledger import Effect, Ledger, Phase
-from watchbill.fleet.opening import reopening
-from watchbill.fleet.overview import BatchView, coordinator_of, limits_fields, overview, overview_fields
-from watchbill.fleet.progress import BatchProgress, BatchState
-from watchbill.fleet.reading import BatchPlace, Follower, batches_of, find_batch
-from watchbill.fleet.requests import Reopening, ask_to_cancel, ask_to_reopen
-from watchbill.fleet.results import ResultReader
-from watchbill.fleet.resuming import Change, Reason, carry_over, reason_of
+from watchbill.fleet.coordinator.opening import reopening
+from watchbill.fleet.folder import places
+from watchbill.fleet.folder.disk import FolderDisk
+from watchbill.fleet.folder.requests import Reopening, ask_to_cancel, ask_to_reopen
+from watchbill.fleet.folder.results import ResultReader
+from watchbill.fleet.state.ledger import Effect, Ledger, Phase
+from watchbill.fleet.state.reading import BatchPlace, Follower, batches_of, find_batch
+from watchbill.fleet.state.resuming import Change, Reason, carry_over, reason_of
+from watchbill.fleet.views.overview import BatchView, coordinator_of, limits_fields, overview, overview_fields
+from watchbill.fleet.views.progress import BatchProgress, BatchState
 from watchbill.names import file_stem
 from watchbill.plans.batch import shared_inputs
 

@@ -10,8 +10,8 @@ from watchbill.cli.fleet_root import FLEET_VARIABLE
 from watchbill.cli.plan_agents import Agents
 from watchbill.cli.terminal import Terminal, plain
 from watchbill.errors import ConfigError, NameRefused, Problem
-from watchbill.fleet import places as fleet_places
-from watchbill.fleet.disk import FolderDisk
+from watchbill.fleet.folder import places as fleet_places
+from watchbill.fleet.folder.disk import FolderDisk
 from watchbill.names import check_folder_name
 from watchbill.plans.bash_parse import parse_only
 from watchbill.plans.check import Checked, read_plan

@@ -271,7 +271,7 @@ def _resume(asked: Asked, root: Path | None, quiet: bool) -> int:
 
 def _approve(asked: Asked, root: Path | None, quiet: bool) -> int:
     from watchbill.cli.plan_approving import answer_questions, show_questions
-    from watchbill.fleet.approving import Verdict
+    from watchbill.fleet.state.approving import Verdict
 
     batch, json = _text(asked, "--batch"), asked.flag("--json")
     if not asked.words:
@@ -281,7 +281,7 @@ def _approve(asked: Asked, root: Path | None, quiet: bool) -> int:
 
 def _deny(asked: Asked, root: Path | None, quiet: bool) -> int:
     from watchbill.cli.plan_approving import answer_questions
-    from watchbill.fleet.approving import Verdict
+    from watchbill.fleet.state.approving import Verdict
 
     return answer_questions(
         asked.words, Verdict.DENY, reason=_text(asked, "--reason") or "", batch=_text(asked, "--batch"),

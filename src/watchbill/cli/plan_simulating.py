@@ -1,7 +1,7 @@
 """`plan simulate`: how long a plan would take, and what one more agent would buy. Standard library only.
 
-Times come from the journals of earlier batches (`fleet.learned`), agents from their heartbeats; `simulate.forecast`
-plays the run. Nothing is submitted, and nothing in the shared folder changes.
+Times come from the journals of earlier batches (`fleet.state.learned`), agents from their heartbeats;
+`simulate.forecast` plays the run. Nothing is submitted, and nothing in the shared folder changes.
 """
 
 import json as jsonlib
@@ -18,13 +18,13 @@ from watchbill.cli.plan_checking import WRONG, find_plan, tell
 from watchbill.cli.plan_submitting import read_inputs
 from watchbill.cli.terminal import Column, Terminal, plain
 from watchbill.errors import OursError
-from watchbill.fleet import places
-from watchbill.fleet.abilities import Ability, ability_of
-from watchbill.fleet.disk import FolderDisk
-from watchbill.fleet.heartbeat import Heartbeat, heartbeats
-from watchbill.fleet.learned import Expected, Source, read_history
-from watchbill.fleet.memory import BUDGET_SHARE
-from watchbill.fleet.values import Fields
+from watchbill.fleet.agent.memory import BUDGET_SHARE
+from watchbill.fleet.folder import places
+from watchbill.fleet.folder.disk import FolderDisk
+from watchbill.fleet.folder.heartbeat import Heartbeat, heartbeats
+from watchbill.fleet.folder.values import Fields
+from watchbill.fleet.matching.abilities import Ability, ability_of
+from watchbill.fleet.state.learned import Expected, Source, read_history
 from watchbill.plans.batch import ExecutePlan, settle_inputs, shared_inputs
 from watchbill.plans.check import Plan, read_plan
 from watchbill.simulate.forecast import Forecaster, Known, OneMore

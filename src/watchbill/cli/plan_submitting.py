@@ -20,10 +20,10 @@ from watchbill.cli.plan_agents import Agents
 from watchbill.cli.plan_checking import WRONG, find_plan, read_with_bash, tell
 from watchbill.cli.terminal import Terminal, plain
 from watchbill.errors import OursError
-from watchbill.fleet import places
-from watchbill.fleet.disk import FolderDisk
-from watchbill.fleet.overview import coordinator_of
-from watchbill.fleet.places import make_fleet
+from watchbill.fleet.folder import places
+from watchbill.fleet.folder.disk import FolderDisk
+from watchbill.fleet.folder.places import make_fleet
+from watchbill.fleet.views.overview import coordinator_of
 from watchbill.plans.batch import (
     BelowRoot,
     ExecutePlan,

@@ -8,12 +8,12 @@ from pathlib import Path
 
 from watchbill import limits
 from watchbill.cli.terminal import Column, Part, Terminal, plain
-from watchbill.fleet import places
-from watchbill.fleet.entries import Cause
-from watchbill.fleet.heartbeat import HELD, HeldWhy, OnHold
-from watchbill.fleet.overview import BatchView, Overview, coordinator_of, short_fields
-from watchbill.fleet.progress import BatchProgress, BatchState, TaskLine, TaskStage
-from watchbill.fleet.rules import FILE, SandboxRules
+from watchbill.fleet.folder import places
+from watchbill.fleet.folder.heartbeat import HELD, HeldWhy, OnHold
+from watchbill.fleet.permissions.rules import FILE, SandboxRules
+from watchbill.fleet.state.entries import Cause
+from watchbill.fleet.views.overview import BatchView, Overview, coordinator_of, short_fields
+from watchbill.fleet.views.progress import BatchProgress, BatchState, TaskLine, TaskStage
 from watchbill.units import format_bytes, format_millis
 
 __all__ = ["follow", "show_batch", "show_overview", "told_hold", "wait"]

@@ -5,9 +5,9 @@ from pathlib import Path
 from watchbill.cli.fleet_root import find_fleet
 from watchbill.cli.terminal import Terminal
 from watchbill.errors import ConfigError
-from watchbill.fleet import places
-from watchbill.fleet.disk import FolderDisk
-from watchbill.fleet.signals import Order, send
+from watchbill.fleet.folder import places
+from watchbill.fleet.folder.disk import FolderDisk
+from watchbill.fleet.folder.signals import Order, send
 from watchbill.suggest import did_you_mean
 
 __all__ = ["ORDERS", "send_signal"]

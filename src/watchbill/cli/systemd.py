@@ -23,7 +23,7 @@ from watchbill.cli.terminal import Terminal, plain
 from watchbill.config import find_config, read
 from watchbill.errors import ConfigError
 from watchbill.files.atomic import replace_file
-from watchbill.fleet.programs import fleet_folder, programs_of
+from watchbill.fleet.command_lines import fleet_folder, programs_of
 from watchbill.reactor.service import Reactor
 from watchbill.reactor.systemctl import Systemctl
 from watchbill.reactor.units import (

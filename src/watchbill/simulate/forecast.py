@@ -13,10 +13,10 @@ from typing import cast
 from watchbill import limits
 from watchbill.errors import OursError
 from watchbill.files.atomic import NotAFile
-from watchbill.fleet.disk import Disk
-from watchbill.fleet.learned import Expected, History, Source
-from watchbill.fleet.ledger import Ledger
-from watchbill.fleet.shared_paths import manifest_path
+from watchbill.fleet.folder.disk import Disk
+from watchbill.fleet.state.learned import Expected, History, Source
+from watchbill.fleet.state.ledger import Ledger
+from watchbill.fleet.state.shared_paths import manifest_path
 from watchbill.plans.batch import ExecutePlan, encoded_inputs
 from watchbill.plans.check import Plan
 from watchbill.plans.expand import items_at, text_of

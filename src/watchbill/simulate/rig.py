@@ -11,14 +11,14 @@ from typing import Protocol
 
 from watchbill import limits
 from watchbill.errors import OursError
-from watchbill.fleet import places
-from watchbill.fleet.board import Board
-from watchbill.fleet.claiming import Standing, choose, needs_heat
-from watchbill.fleet.coordinator import Coordinator, Turn
-from watchbill.fleet.heartbeat import Heartbeat, Pulse, Watcher, write_heartbeat
-from watchbill.fleet.results import End, Result, ResultLog
-from watchbill.fleet.slips import Headline, Slip, headline_of
-from watchbill.fleet.values import Fields, fields_of
+from watchbill.fleet.coordinator.loop import Coordinator, Turn
+from watchbill.fleet.folder import places
+from watchbill.fleet.folder.board import Board
+from watchbill.fleet.folder.heartbeat import Heartbeat, Pulse, Watcher, write_heartbeat
+from watchbill.fleet.folder.results import End, Result, ResultLog
+from watchbill.fleet.folder.slips import Headline, Slip, headline_of
+from watchbill.fleet.folder.values import Fields, fields_of
+from watchbill.fleet.matching.claiming import Standing, choose, needs_heat
 from watchbill.names import file_stem
 from watchbill.plans.batch import ExecutePlan
 from watchbill.plans.task import MetaCommand, TaskClass, TaskType

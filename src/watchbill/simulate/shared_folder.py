@@ -24,7 +24,7 @@ class _LogInMemory:
 
 
 class FolderInMemory:
-    """`fleet.disk.Disk` without a disk.
+    """`fleet.folder.disk.Disk` without a disk.
 
     Whatever is looked for with `has` is there: simulated tasks produce what they promise.
     """

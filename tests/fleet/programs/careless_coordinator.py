@@ -1,7 +1,7 @@
 """A coordinator that does not look at the token of a result: any result counts for the task that it is about."""
 
 from watchbill.__main__ import main
-from watchbill.fleet.active import ActiveBatches, Offer
+from watchbill.fleet.coordinator.active import ActiveBatches, Offer
 
 
 def by_task(self: ActiveBatches, name: str) -> Offer | None:

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 
 from watchbill.catalog import FleetRules
 from watchbill.errors import NotFound, OursError
-from watchbill.fleet.board import Board
-from watchbill.fleet.disk import FolderDisk
-from watchbill.fleet.ledger import Ledger
-from watchbill.fleet.overview import BatchView, agents_of, coordinator_of, short_fields
-from watchbill.fleet.programs import fleet_folder
-from watchbill.fleet.progress import BatchProgress
-from watchbill.fleet.reading import BatchPlace, batches_of
+from watchbill.fleet.command_lines import fleet_folder
+from watchbill.fleet.folder.board import Board
+from watchbill.fleet.folder.disk import FolderDisk
+from watchbill.fleet.state.ledger import Ledger
+from watchbill.fleet.state.reading import BatchPlace, batches_of
+from watchbill.fleet.views.overview import BatchView, agents_of, coordinator_of, short_fields
+from watchbill.fleet.views.progress import BatchProgress
 from watchbill.gateway.answers import json_response
 from watchbill.gateway.http.messages import Response
 from watchbill.gateway.request_context import RequestContext

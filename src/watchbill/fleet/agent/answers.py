@@ -1,0 +1,115 @@
+"""Answers: the questions of tasks (`questions`) as requests to the host daemon.
+
+Every question is a request in the lane `plans`, so chat stays ahead of it. It is streamed: an agent that stops asking
+leaves, and the engine stops with it. A question whose engine failed is asked once more; one that was refused is not.
+
+`parse` and `decide` want a JSON object. The first one in the answer counts, whatever stands around it. Where it does
+not match the schema, or there is none, the model is told so and asked once more; then the task has failed.
+"""
+
+import json
+from collections.abc import Callable
+from typing import cast
+
+from watchbill import limits
+from watchbill.catalog import PLANS_LANE
+from watchbill.engines.base import endpoint_of
+from watchbill.engines.engine_calls import ask_chat
+from watchbill.engines.upstream import Deadlines, Outgoing, Upstream, UpstreamFailed
+from watchbill.errors import EngineFailed, TheirsError
+from watchbill.fleet.agent.questions import Message, Question
+from watchbill.plans.task import TaskType
+from watchbill.spool.schema import JsonSchema, Schema
+
+__all__ = ["Answers", "NoAnswer", "first_object"]
+
+_CHAT = "/v1/chat/completions"
+
+
+class NoAnswer(TheirsError):
+    """The model gave no usable answer."""
+
+
+class Answers:
+    """Asks the models behind one address of a daemon."""
+
+    def __init__(self, url: str, key: str = "", *, on_bytes: Callable[[int], None] | None = None) -> None:
+        """`on_bytes` hears how many bytes came, signs of life before the answer included."""
+        self._endpoint = endpoint_of(url)
+        self._headers = {"X-Watchbill-Lane": PLANS_LANE.name} | (
+            {"Authorization": f"Bearer {key}"} if key else {}
+        )
+        # A request may wait for its model as long as its lane allows: the task's own time limit ends it sooner.
+        wait_ms = PLANS_LANE.max_wait_ms + limits.ANSWER_SLACK_MS
+        self._client = Upstream(Deadlines(first_byte_ms=wait_ms, silence_ms=wait_ms))
+        self._on_bytes = on_bytes
+
+    async def close(self) -> None:
+        """Ends the idle connections."""
+        await self._client.close()
+
+    async def answer(self, question: Question) -> str:
+        """The answer to a question as a text, of an object its JSON. Raises as `generate` and `parse` do."""
+        if question.type is TaskType.GENERATE:
+            return await self.generate(question)
+        return json.dumps(await self.parse(question), ensure_ascii=False)
+
+    async def generate(self, question: Question) -> str:
+        """The model's text. Raises EngineFailed after the second failure, TheirsError when it is refused."""
+        return await self._ask(question, question.messages)
+
+    async def parse(self, question: Question) -> dict[str, object]:
+        """A JSON object that matches the schema. Raises NoAnswer when the second answer does not either."""
+        schema = JsonSchema(question.schema, "the schema of the task") if question.schema else None
+        said = await self._ask(question, question.messages)
+        found, wrong = _judged(said, schema)
+        if found is None:
+            repair = f"That is not usable: {wrong}. Answer with the corrected JSON object and nothing else."
+            turns: list[Message] = [
+                *question.messages, {"role": "assistant", "content": said}, {"role": "user", "content": repair},
+            ]  # fmt: skip
+            found, wrong = _judged(await self._ask(question, turns), schema)
+        if found is None:
+            raise NoAnswer(f"the model gave no usable JSON object, also when asked again: {wrong}")
+        return found
+
+    async def _ask(self, question: Question, messages: list[Message]) -> str:
+        """Asks, and once more where the engine failed."""
+        try:
+            return await self._ask_once(question, messages)
+        except (EngineFailed, UpstreamFailed):
+            return await self._ask_once(question, messages)
+
+    async def _ask_once(self, question: Question, messages: list[Message]) -> str:
+        fields: dict[str, object] = {
+            "messages": messages, "stream": True, "max_tokens": question.tokens_max,
+        }  # fmt: skip
+        if question.model:
+            fields["model"] = question.model
+        body = json.dumps(fields).encode("utf-8", "replace")
+        asked = Outgoing(self._endpoint, "POST", _CHAT, body, self._headers)
+        return await ask_chat(self._client, asked, chars_max=limits.ANSWER_CHARS_MAX, on_bytes=self._on_bytes)
+
+
+def _judged(said: str, schema: Schema | None) -> tuple[dict[str, object] | None, str]:
+    """The object in an answer, or what is wrong with it."""
+    found = first_object(said)
+    if found is None:
+        return None, "it holds no JSON object"
+    wrong = schema.refuse(found) if schema is not None else None
+    return (found, "") if wrong is None else (None, wrong)
+
+
+def first_object(text: str) -> dict[str, object] | None:
+    """The first JSON object in a text, whatever stands around it; None where there is none."""
+    decoder, at = json.JSONDecoder(), -1
+    for _ in range(limits.ANSWER_BRACES_MAX):
+        at = text.find("{", at + 1)
+        if at < 0:
+            return None
+        try:
+            found, _ = decoder.raw_decode(text, at)
+        except (ValueError, RecursionError):
+            continue
+        return cast("dict[str, object]", found)
+    return None

@@ -1,0 +1,306 @@
+"""The desk: an agent's side of the shared folder. Everything here runs on the agent's file thread.
+
+It joins the board, reports, claims, shows the heartbeat and reads signals. It raises OSError whenever the folder does
+not take or give something, also when another folder is found at its place: an unmounted mount point is an empty folder,
+and its emptiness must not be taken for revoked tasks. What was not reported stays here and is reported as soon as the
+folder is back; until then nothing is claimed.
+"""
+
+import errno
+import os
+from collections import deque
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from watchbill import limits
+from watchbill.errors import OursError
+from watchbill.files.watch import Watch
+from watchbill.fleet.agent.work import (
+    CannotCage,
+    Finished,
+    NotForUs,
+    NotNow,
+    Prepared,
+    Setting,
+    conclude,
+    hide_so_far,
+    prepare,
+    show_so_far,
+    touched,
+)
+from watchbill.fleet.folder import places, signals
+from watchbill.fleet.folder.board import Board
+from watchbill.fleet.folder.disk import FolderDisk
+from watchbill.fleet.folder.heartbeat import Heartbeat, read_heartbeat, write_heartbeat
+from watchbill.fleet.folder.results import End, Result, ResultLog
+from watchbill.fleet.folder.signals import Signal
+from watchbill.fleet.folder.slips import Slip
+from watchbill.fleet.folder.values import Fields
+from watchbill.fleet.matching.claiming import Standing, choose, claimed_ahead, needs_heat
+from watchbill.fleet.permissions.rules import Action
+from watchbill.fleet.permissions.ruling import told
+
+__all__ = ["Desk", "Look", "Round"]
+
+#: How long an agent leaves a slip alone that is to be kept from it, or that it gave back. After that it takes the slip
+#: all the same: the other agent that could have may be dead.
+_DECLINED_MS = 60_000
+#: What becomes of a task whose command may not be run.
+_ENDS = {Action.DENY: End.BLOCKED, Action.ASK: End.NEEDS_APPROVAL}
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What the shared folder says to an agent."""
+
+    signals: list[Signal]
+    held: frozenset[str]  # the slips in its hands
+
+
+@dataclass(slots=True)
+class Round:
+    """What one round of reporting and claiming came to."""
+
+    prepared: list[Prepared] = field(default_factory=list[Prepared])
+    reported: list[Result] = field(default_factory=list[Result])
+    is_empty: bool = True  # the queue had nothing that this agent may take now
+    was_cut: bool = False  # other slips may be taken at once: another agent was faster, or one was given back
+    has_later: bool = False  # it has something that the agent leaves to others for a while
+    fault: OSError | None = None  # of a claim that may or may not have been carried out
+
+
+class Desk:
+    """One agent's hands in the shared folder."""
+
+    def __init__(self, root: Path, agent: str) -> None:
+        """Raises OursError for a folder that is no fleet."""
+        self.root, self.agent = root, agent
+        self.fleet = places.check_root(root)
+        self.mount = places.probe(root)
+        self._identity = _identity(root)
+        self._disk = FolderDisk(root, filled=not self.mount.is_network)
+        self._board = Board(self._disk)
+        self._log: ResultLog | None = None
+        self._unreported: list[Result] = []
+        self._shown: set[str] = set()  # slips of running tasks whose output so far is shown
+        self._declined: dict[str, int] = {}  # slip -> until when, on the monotonic clock
+        self._cold: dict[
+            str, int
+        ] = {}  # slip whose model is not in memory here -> until when it is left to others
+        self._taken: set[str] = set()  # slips in our hands that were taken up or reported
+        self._untaken: list[
+            str
+        ] = []  # slips in our hands of which that is not so: the reply to a claim was lost
+
+    # ------------------------------------------------------------ life
+
+    def former(self) -> Heartbeat | None:
+        """The last heartbeat under this name, by whomever."""
+        return read_heartbeat(self._disk, self.agent)
+
+    def join(self, cpu_slots: int) -> list[str]:
+        """Begin a life: what the former one held is reported as lost at once. Returns the names of these slips."""
+        self._board.join(self.agent)
+        self._disk.make_folder(os.path.dirname(places.heartbeat_path(self.agent)))
+        lost = self._board.held_by(self.agent)
+        log = self._open_log()
+        ahead = claimed_ahead(lost, cpu_slots)
+        ends = ((name, End.UNSTARTED if name in ahead else End.LOST) for name in lost)
+        log.commit(Result(name, self.agent, log.life, end) for name, end in ends)
+        self._taken.update(lost)
+        return lost
+
+    def close(self, heartbeat: Heartbeat) -> None:
+        """Report the rest and show that the agent has left."""
+        self._commit()
+        write_heartbeat(self._disk, self.agent, heartbeat)
+        if self._log is not None:
+            self._log.close()
+
+    def watch(self) -> Watch:
+        """Listen for new slips and signals, where the folder can be heard."""
+        heard = Watch(self.root, inotify=not self.mount.is_network)
+        heard.follow((places.QUEUE, places.SIGNALS))
+        return heard
+
+    # ------------------------------------------------------------ the two cycles
+
+    def beat(self, heartbeat: Heartbeat) -> None:
+        """Show that the agent lives."""
+        self._check()
+        write_heartbeat(self._disk, self.agent, heartbeat)
+
+    def touched(self, running: list[Prepared]) -> dict[str, int]:
+        """When the own files of running tasks were last changed, by job."""
+        return {prepared.job.id: touched(prepared) for prepared in running}
+
+    def look(self) -> Look:
+        """Read the signals, and which slips are still in the agent's hands."""
+        found = Look(signals.pending(self._disk, self.agent), frozenset(self._board.held_by(self.agent)))
+        self._check()  # afterwards: a folder that vanished in between has shown nothing
+        self._taken &= found.held
+        self._untaken = sorted(found.held - self._taken)
+        return found
+
+    def show_so_far(self, running: list[tuple[Prepared, str]]) -> None:
+        """Show the output of running tasks in the folders of their attempts."""
+        for prepared, text in running:
+            show_so_far(self.root, prepared, text)
+            self._shown.add(prepared.name)
+
+    def obeyed(self, signal: Signal) -> None:
+        """Remove a signal that was obeyed."""
+        signals.obeyed(self._disk, signal)
+
+    def round(
+        self, setting: Setting, finished: deque[Finished], standing: Standing | None, now_ms: int
+    ) -> Round:
+        """Report what has ended, with one sync, and claim what fits; without a standing nothing is claimed.
+
+        What is taken out of `finished` is in safe hands, also when this raises OSError.
+        """
+        self._check()
+        while finished:
+            self._unreported.append(self._concluded(finished[0], setting))
+            finished.popleft()
+        done = Round(reported=self._commit())
+        if standing is not None:
+            self._claim(done, setting, standing, now_ms)
+        return done
+
+    def give_back(self, name: str, now_ms: int) -> None:
+        """Return a slip of which nothing was run, and leave it to others for a while."""
+        self._declined[name] = now_ms + _DECLINED_MS
+        self._taken.discard(name)
+        self._board.give_back(self.agent, name)
+
+    def give_back_unstarted(self, names: list[str]) -> None:
+        """Return slips that were claimed ahead: whoever has a free slot first may take them, this agent too."""
+        for name in names:
+            self._taken.discard(name)
+            self._board.give_back(self.agent, name)
+
+    # ------------------------------------------------------------ reports
+
+    def _concluded(self, finished: Finished, setting: Setting) -> Result:
+        name = finished.prepared.name
+        if name in self._shown:
+            hide_so_far(self.root, finished.prepared)
+            self._shown.discard(name)
+        try:
+            return conclude(setting, finished, self._life())
+        except OSError as error:
+            # The outputs could not be stored. The result matters more, and says so.
+            note = f"its outputs could not be stored: {error}"
+            return conclude(setting, finished, self._life(), keeps_files=False, note=note)
+
+    def _commit(self) -> list[Result]:
+        """Put results on stable storage. After a failure the log is given up: the next try begins another one."""
+        if not self._unreported:
+            return []
+        log = self._log or self._open_log()
+        try:
+            log.commit(self._unreported)
+        except OSError:
+            log.close()
+            self._log = None
+            raise
+        reported, self._unreported = self._unreported, []
+        return reported
+
+    def _open_log(self) -> ResultLog:
+        self._log = ResultLog(self._disk, self.agent)
+        return self._log
+
+    def _life(self) -> int:
+        return 0 if self._log is None else self._log.life
+
+    # ------------------------------------------------------------ claims
+
+    def _claim(self, done: Round, setting: Setting, standing: Standing, now_ms: int) -> None:
+        for name in self._untaken:
+            self._take(done, name, setting, now_ms)
+        self._untaken = []
+        offered = self._board.offered()
+        chosen = choose(offered, standing, self._left_to_others(offered, standing, now_ms))
+        done.is_empty = not chosen and not done.prepared
+        done.has_later = bool(self._cold)
+        for name in chosen:
+            try:
+                is_claimed = self._board.claim(self.agent, name)
+            except OSError as error:
+                # Claimed or not: the next look tells. What was claimed before is not lost for it.
+                done.fault = error
+                break
+            taken = len(done.prepared)
+            if is_claimed:
+                self._take(done, name, setting, now_ms)
+            done.was_cut = done.was_cut or len(done.prepared) == taken
+
+    def _left_to_others(self, offered: list[str], standing: Standing, now_ms: int) -> set[str]:
+        """The slips that this agent passes over for now: those it declined, and those that need a model which is not in
+        its memory. The coordinator has a card heated for them; after a while this one will do."""
+        self._declined = {name: until for name, until in self._declined.items() if name in offered}
+        cold = [name for name in offered if needs_heat(name, standing)]
+        self._cold = {name: self._cold.get(name, now_ms + limits.HEAT_GRACE_MS) for name in cold}
+        return {
+            name
+            for passed in (self._declined, self._cold)
+            for name, until in passed.items()
+            if until > now_ms
+        }
+
+    def _take(self, done: Round, name: str, setting: Setting, now_ms: int) -> None:
+        self._taken.add(name)
+        slip = self._board.read(self.agent, name)
+        if slip is None:
+            self._refuse(name, End.UNREADABLE, "the slip could not be read")
+        elif self.agent in slip.avoid and name not in self._declined:
+            self.give_back(name, now_ms)
+        else:
+            self._prepare(done, name, slip, setting, now_ms)
+
+    def _prepare(self, done: Round, name: str, slip: Slip, setting: Setting, now_ms: int) -> None:
+        try:
+            prepared = prepare(setting, name, slip)
+            if isinstance(prepared, Prepared):
+                done.prepared.append(prepared)
+            else:
+                command = Fields(slip.work).text("command")
+                why = told(prepared, command, slip.batch, slip.task, self.root)
+                self._refuse(name, _ENDS[prepared.action], why)
+        except NotForUs:
+            self.give_back(name, now_ms)
+        except CannotCage as error:
+            self._refuse(name, End.NOT_RUNNABLE, f"{error}; {error.hint}")
+        except NotNow as error:
+            self._refuse(name, End.FAILED, str(error))
+        except OursError as error:
+            self._refuse(name, End.WRONG, str(error))
+        except OSError as error:
+            self._refuse(name, End.FAILED, f"it could not be prepared: {error}")
+
+    def _refuse(self, name: str, end: End, why: str) -> None:
+        self._unreported.append(Result(name, self.agent, self._life(), end, None, tail=why))
+
+    # ------------------------------------------------------------ the folder
+
+    def _check(self) -> None:
+        """Raise OSError when the folder at the root is not the one that was joined."""
+        try:
+            fleet = places.check_root(self.root)
+        except OursError as error:
+            raise OSError(errno.ENODEV, str(error), os.fspath(self.root)) from None
+        if fleet != self.fleet:
+            raise OSError(errno.ENODEV, "another fleet is mounted here now", os.fspath(self.root))
+        identity = _identity(self.root)
+        if identity != self._identity and self._log is not None:
+            # Mounted anew: what is appended to the old file would be seen by nobody.
+            self._log.close()
+            self._log = None
+        self._identity = identity
+
+
+def _identity(root: Path) -> tuple[int, int]:
+    status = os.stat(root)
+    return status.st_dev, status.st_ino

@@ -1,0 +1,762 @@
+"""The agent: claims tasks, runs each in a process tree of its own, and reports how it ended. It never retries.
+
+    join        refuse to be the second of its name; report what the former life held as lost
+    work        report and claim, at once when a task ends or the queue changes
+    care        every 5 s: signals, revoked tasks, health; the heartbeat, at the latest every 30 s
+    leave       let tasks end or end them, report, show that nobody is here
+
+Files are touched by one thread only (`file_thread`, `desk`), processes by one guard only (`processes.crew`); what needs
+no process (questions to models, orders to load one) runs in `model_work`. Each
+heartbeat that reaches the shared folder renews the guard's lease. An agent that cannot reach the folder, hangs or is
+stopped for 60 s has no tasks any more: the guard ends them by itself, and 30 s later others take them.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+from watchbill import limits
+from watchbill.errors import OursError
+from watchbill.files.atomic import replace_file
+from watchbill.files.host import boot_id, host_name, start_time
+from watchbill.files.watch import Watch
+from watchbill.fleet.agent.ahead import Ahead
+from watchbill.fleet.agent.desk import Desk, Look
+from watchbill.fleet.agent.file_thread import FileThread
+from watchbill.fleet.agent.memory import Memory, NoDevice
+from watchbill.fleet.agent.model_work import ModelWork
+from watchbill.fleet.agent.work import ON_GPU, Fate, Finished, Prepared, Setting
+from watchbill.fleet.folder import places
+from watchbill.fleet.folder.headway import Headway
+from watchbill.fleet.folder.heartbeat import HELD, STOPPED, Heartbeat, HeldWhy, OnHold, Pulse, kernel_says
+from watchbill.fleet.folder.results import End, Result
+from watchbill.fleet.folder.signals import Order, Signal
+from watchbill.fleet.folder.values import Fields
+from watchbill.fleet.logs import Part
+from watchbill.fleet.matching.claiming import Health, Standing
+from watchbill.plans.task import Sandbox, TaskClass
+from watchbill.processes.crew import Cause, Crew, CrewEvent, Ended, LeaseHeard, Measured, Started, Stuck
+from watchbill.processes.sandbox import can_bubblewrap, can_landlock
+
+__all__ = ["Agent", "AgentOptions"]
+
+_LOG, _WORKER = Part.AGENT.logger, Part.WORKER.logger
+#: What a cpu task counts for in the figures of a heartbeat (FLEET-02).
+_CPU_TASK_MB = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class AgentOptions:
+    """What an agent is started with."""
+
+    name: str
+    root: Path  # the shared folder
+    folder: Path  # private to this agent on this machine; its lock is held by the caller
+    cpu_slots: int
+    once: bool = False  # leave when the queue has nothing for this agent
+    key: str = ""  # for the host daemon
+
+
+@dataclass(frozen=True, slots=True)
+class _Hold:
+    """Why this agent claims nothing, and until when by its monotonic clock."""
+
+    why: HeldWhy
+    until: float | None = None
+
+    def shown(self) -> OnHold:
+        left_ms = None if self.until is None else max(0, round((self.until - time.monotonic()) * 1000))
+        return OnHold(self.why, left_ms)
+
+
+@dataclass(slots=True)
+class _Running:
+    """A task in our hands."""
+
+    prepared: Prepared
+    began: datetime
+    pid: int = 0
+    fate: Fate = Fate.NONE
+    is_revoked: bool = False
+    rss_bytes: int = 0  # the most that was seen
+    headway: Headway = field(default_factory=Headway)
+
+
+class Agent:
+    """One agent, from its start to its end."""
+
+    def __init__(self, options: AgentOptions, memory: Memory | None = None) -> None:
+        self._options = options
+        self._memory = memory or NoDevice()
+        self._files = FileThread()
+        self._crew = Crew(options.folder, self._on_crew)
+        self._model_work = ModelWork(self._memory, options.key, self._on_end)
+        self._desk: Desk | None = None
+        self._watch: Watch | None = None
+        self._running: dict[str, _Running] = {}  # by the id of the job
+        self._ahead = Ahead(options.cpu_slots)
+        self._finished: deque[Finished] = deque()
+        self._finished_at = 0.0  # when the first of these ended
+        self._said_so_far: dict[str, str] = {}  # job -> the end of its output, not shown yet
+        self._givings: set[asyncio.Task[None]] = set()  # talks with the host daemon about loans
+        self._obeying: list[Signal] = []  # abort and kill, until their task has ended
+        self._pulse = Pulse(boot_id(), os.getpid(), start_time(os.getpid()) or 0, 0)
+        self._reached_at = 0.0  # when a heartbeat last reached the shared folder
+        self._beat_due_at = 0.0
+        self._fault: OSError | None = None
+        self._lease = self._lease_heard = 0
+        self._lease_sent_at = 0.0
+        self._completed = self._failed = 0
+        self._sandboxes: frozenset[Sandbox] = frozenset()
+        self._held_file = options.folder / "held"
+        self._hold = _Hold(HeldWhy.PERSON) if self._held_file.exists() else None
+        self._is_on_probation = False  # after a hold for failures, until a task succeeds
+        self._health = Health.HEALTHY  # of the device, as it was last told
+        self._is_leaving = False
+        self._found_nothing = False
+        self._work = asyncio.Event()
+        self._care = asyncio.Event()
+        self._left = asyncio.Event()
+
+    # ------------------------------------------------------------ life
+
+    async def run(self) -> None:
+        """Serves until it is told to leave. Raises OursError when it must not start, OSError when it cannot."""
+        options = self._options
+        self._desk = desk = await self._files.do(lambda: Desk(options.root, options.name))
+        await self._refuse_a_rival(desk)
+        self._sandboxes = await asyncio.to_thread(_sandboxes)
+        self._crew.open()
+        try:
+            lost = await self._files.do(lambda: desk.join(options.cpu_slots))
+            for name in lost:
+                _LOG.info("reported as lost, from the life before: %s", name)
+            await self._files.do(lambda: replace_file(self._boot_file, boot_id().encode()))
+            self._listen(await self._files.do(desk.watch))
+            await self._serve(desk)
+        finally:
+            await self._model_work.close()
+            await self._crew.close()
+            self._stop_listening()
+
+    def leave(self, within_ms: int | None = None) -> None:
+        """Claim nothing more and leave when the running tasks have ended, or when this time is over."""
+        _LOG.info("leaving: %s tasks are running", len(self._running))
+        self._is_leaving = True
+        if within_ms is not None:
+            # By the clock of the loop, not by a cycle: those wait for a folder that may hang.
+            loop = asyncio.get_running_loop()
+            loop.call_later(within_ms / 1000, self._give_up)
+            loop.call_later((within_ms + limits.STOP_TERM_MS + limits.STOP_KILL_MS) / 1000, self._left.set)
+        self._wake()
+
+    def _give_up(self) -> None:
+        """Ends the tasks of an agent that has to leave now."""
+        for job, task in list(self._running.items()):
+            task.fate = Fate.GIVEN_UP if task.fate is Fate.NONE else task.fate
+            self._stop(job)
+
+    async def _serve(self, desk: Desk) -> None:
+        await self._beat(desk)
+        _LOG.info("%s is ready: %s cpu slots", self._options.name, self._options.cpu_slots)
+        if self._hold is not None:
+            _LOG.warning(
+                "it was told to hold before this start, and claims nothing until: %s", self._how_to_lift()
+            )
+        async with asyncio.TaskGroup() as cycles:
+            work = cycles.create_task(self._work_cycle(desk))
+            care = cycles.create_task(self._care_cycle(desk))
+            await self._left.wait()
+            work.cancel()
+            care.cancel()
+        await self._say_goodbye(desk)
+
+    async def _say_goodbye(self, desk: Desk) -> None:
+        """The last report. A folder that does not take it is not waited for: the next life reports what is missing."""
+        try:
+            async with asyncio.timeout(limits.LEAVE_LAST_MS_MAX / 1000):
+                if self._finished:
+                    await self._round(desk, None)
+                heartbeat = self._heartbeat(STOPPED)
+                await self._files.do(lambda: desk.close(heartbeat))
+        except (OSError, TimeoutError) as error:
+            _LOG.warning("left without a last report: %s", error or "the shared folder hangs")
+
+    async def _refuse_a_rival(self, desk: Desk) -> None:
+        """Raise OursError when another agent of this name lives: its kernel says so, or its heartbeat moves."""
+        former = await self._files.do(desk.former)
+        if former is None or Fields(former.values).text("state") == STOPPED:
+            return
+        pulse, name = former.pulse, self._options.name
+        if pulse.boot_id == boot_id():
+            if pulse.pid != os.getpid() and kernel_says(pulse.pid, pulse.start_time):
+                raise self._rival(former)
+            return
+        if pulse.boot_id == await self._files.do(self._former_boot):
+            return  # our own, before this machine was started anew
+        seconds = limits.AGENT_RIVAL_WATCH_MS // 1000
+        host = Fields(former.values).text("host") or "another machine"
+        _LOG.info("an agent %s was seen on %s: watching for %s s", name, host, seconds)
+        await self._watch_rival(desk, pulse)
+
+    def _rival(self, rival: Heartbeat) -> OursError:
+        """That another agent of this name lives, and where."""
+        name, host = self._options.name, Fields(rival.values).text("host")
+        where = f"on the host {host} " if host else ""
+        stop = places.fleet_command(self._options.root, "signal", name, "stop")
+        return OursError(
+            f"an agent {name} runs already, {where}with pid {rival.pulse.pid}",
+            hint=f"stop that one with {stop}, or give this one another name",
+        )
+
+    async def _watch_rival(self, desk: Desk, pulse: Pulse) -> None:
+        deadline = time.monotonic() + limits.AGENT_RIVAL_WATCH_MS / 1000
+        while time.monotonic() < deadline and not self._is_leaving:
+            now = await self._files.do(desk.former)
+            if now is not None and now.pulse != pulse:
+                raise self._rival(now)
+            await self._pause(self._care, limits.AGENT_POLL_BUSY_MS)
+
+    @property
+    def _boot_file(self) -> Path:
+        return self._options.folder / "boot"
+
+    def _former_boot(self) -> str:
+        try:
+            return self._boot_file.read_text()
+        except FileNotFoundError:
+            return ""
+
+    # ------------------------------------------------------------ waking
+
+    def _wake(self) -> None:
+        self._work.set()
+        self._care.set()
+
+    def _listen(self, watch: Watch) -> None:
+        self._watch = watch
+        if not watch.is_blind:
+            asyncio.get_running_loop().add_reader(watch.fileno(), self._on_arrival)
+
+    def _on_arrival(self) -> None:
+        arrived = self._watch.arrivals() if self._watch is not None else set[str]()
+        self._work.set()
+        if places.SIGNALS in arrived:  # a care cycle looks at every process: not for each slip in the queue
+            self._care.set()
+
+    def _stop_listening(self) -> None:
+        if self._watch is not None:
+            if not self._watch.is_blind:
+                asyncio.get_running_loop().remove_reader(self._watch.fileno())
+            self._watch.close()
+            self._watch = None
+
+    @staticmethod
+    async def _pause(event: asyncio.Event, millis: int) -> None:
+        """Waits for an event, at most this long, and takes it."""
+        # Not wait_for: until Python 3.12 it swallows a cancellation that meets the event, and the cycle went on.
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(millis / 1000):
+                await event.wait()
+        event.clear()
+
+    # ------------------------------------------------------------ the work cycle
+
+    async def _work_cycle(self, desk: Desk) -> None:
+        while True:
+            await self._try(lambda: self._work_once(desk))
+            if self._is_done():
+                self._left.set()
+            await self._pause(self._work, self._poll_ms())
+
+    def _is_done(self) -> bool:
+        is_idle = not self._running and not self._finished and not self._ahead
+        return is_idle and (self._is_leaving or (self._options.once and self._found_nothing))
+
+    def _poll_ms(self) -> int:
+        is_blind = self._watch is None or self._watch.is_blind
+        is_busy = bool(self._running) or not self._found_nothing
+        return (
+            limits.AGENT_POLL_BUSY_MS if self._fault or (is_blind and is_busy) else limits.AGENT_POLL_IDLE_MS
+        )
+
+    async def _work_once(self, desk: Desk) -> None:
+        await self._return_what_waits(desk)
+        standing = self._standing()
+        if standing is None and not self._finished:
+            return
+        await self._round(desk, standing)
+
+    async def _round(self, desk: Desk, standing: Standing | None) -> None:
+        """Report and claim. Where the queue is likely to have more, the next tasks run while the reports of the last
+        ones are synced."""
+        if standing is not None and self._finished and not self._found_nothing:
+            await self._report_and_claim(desk, deque(), standing)
+            standing = None
+        if standing is None and self._gathers_reports():
+            return
+        await self._report_and_claim(desk, self._finished, standing)
+
+    def _gathers_reports(self) -> bool:
+        """Whether more results are about to come that can be synced together with those that wait."""
+        has_more = bool(self._running) and (bool(self._ahead) or not self._found_nothing)
+        left_s = self._finished_at + limits.REPORT_GATHER_MS / 1000 - time.monotonic()
+        if not has_more or self._is_leaving or left_s <= 0 or len(self._finished) >= limits.REPORT_GATHER_MAX:
+            return False
+        asyncio.get_running_loop().call_later(left_s, self._work.set)
+        return True
+
+    async def _return_what_waits(self, desk: Desk) -> None:
+        """Return the tasks that were claimed ahead and did not start in time, or that are not to start any more."""
+        if self._fault is not None:
+            return
+        waiting = self._ahead.overdue() if self._may_start() else self._ahead.clear()
+        if waiting:
+            await self._files.do(lambda: desk.give_back_unstarted([each.name for each in waiting]))
+
+    def _may_start(self) -> bool:
+        return not self._is_leaving and self._hold is None and self._fault is None and self._crew.is_open
+
+    async def _report_and_claim(
+        self, desk: Desk, finished: deque[Finished], standing: Standing | None
+    ) -> None:
+        setting, now_ms = self._setting(), _now_ms()
+        done = await self._files.do(lambda: desk.round(setting, finished, standing, now_ms))
+        for result in done.reported:
+            self._count(result)
+        if done.reported:
+            _LOG.info("reported %s", " ".join(result.name for result in done.reported))
+        if done.prepared:
+            _LOG.info("claimed %s", " ".join(prepared.name for prepared in done.prepared))
+        for prepared in done.prepared:
+            await self._start(desk, prepared)
+        if standing is not None:
+            _LOG.debug(
+                "looked at the queue: cpu_slots_free=%d llm_slots_free=%d vram_mb_free=%d claimed=%d has_later=%s",
+                standing.cpu_slots_free, standing.llm_slots_free, standing.vram_mb_free, len(done.prepared),
+                done.has_later,
+            )  # fmt: skip
+            self._found_nothing = done.is_empty and not done.has_later
+        if done.was_cut or (not done.is_empty and (self._watch is None or self._watch.is_blind)):
+            self._work.set()  # there may be more that fits; whatever arrives later is heard
+        if done.fault is not None:
+            raise done.fault
+
+    def _standing(self) -> Standing | None:
+        """The agent as a claim sees it; None when it claims nothing at all."""
+        if self._is_leaving or self._fault is not None or not self._crew.is_open:
+            return None
+        state = self._memory.state
+        classes = [each.prepared.task_class for each in self._running.values()]
+        gpu_tasks = [each for each in self._running.values() if each.prepared.task_class in ON_GPU]
+        llm_tasks = classes.count(TaskClass.LLM)
+        standing = Standing(
+            self._options.name,
+            cpu_slots_free=self._slots_free() + (0 if self._is_on_probation else self._ahead.room()),
+            is_held=self._hold is not None,
+            takes_one=self._is_on_probation,
+            only_addressed=self._options.name == places.BRAIN,
+            has_device=state.is_open,
+            health=state.health,
+            is_hot=state.is_hot,
+            own_model=state.own_model,
+            models=state.models,
+            hot_models=state.hot,
+            llm_slots_free=state.llm_slots - llm_tasks,
+            gpu_tasks=len(gpu_tasks),
+            llm_tasks=llm_tasks,
+            vram_mb_free=state.budget_mb - sum(each.prepared.slip.vram_mb for each in gpu_tasks),
+        )
+        is_full = standing.cpu_slots_free <= 0 and not standing.has_device
+        is_trying = self._is_on_probation and bool(self._running)
+        return None if is_full or is_trying else standing
+
+    def _setting(self) -> Setting:
+        state, options = self._memory.state, self._options
+        return Setting(
+            options.root, options.name, self._crew.outputs, state.cards, state.own_model, state.models, state.model_url,
+            self._sandboxes,
+        )  # fmt: skip
+
+    def _slots_free(self) -> int:
+        used = sum(each.prepared.task_class is TaskClass.CPU for each in self._running.values())
+        return self._options.cpu_slots - used
+
+    async def _start(self, desk: Desk, prepared: Prepared) -> None:
+        job, slip = prepared.job, prepared.slip
+        if prepared.task_class is TaskClass.CPU and self._slots_free() <= 0:
+            self._wait_for_slot(prepared)
+            return
+        if prepared.task_class is TaskClass.SCRIPT and not await self._memory.borrow(job.id, slip.vram_mb):
+            await self._files.do(lambda: desk.give_back(prepared.name, _now_ms()))
+            self._work.set()  # something smaller may fit
+            return
+        self._begin(prepared)
+
+    def _wait_for_slot(self, prepared: Prepared) -> None:
+        self._ahead.put(prepared)
+        asyncio.get_running_loop().call_later(limits.AHEAD_MS_MAX / 1000, self._work.set)
+
+    def _begin(self, prepared: Prepared) -> None:
+        job, slip = prepared.job, prepared.slip
+        self._running[job.id] = _Running(prepared, datetime.now(UTC))
+        self._beat_soon()
+        _WORKER.info("started %s of %s, attempt %s", slip.task, slip.batch, slip.attempt)
+        _WORKER.debug("%s: class=%s vram_mb=%d timeout_ms=%s items=%d", slip.task, prepared.task_class.value,
+                      slip.vram_mb, job.timeout_ms, len(slip.items))  # fmt: skip
+        if prepared.question is not None:
+            self._model_work.ask(job, prepared.question)
+        elif prepared.order is not None:
+            self._model_work.obey(job, prepared.order, Fields(slip.work).text("model"))
+        else:
+            self._crew.start(job)
+
+    def _stop(self, job: str, grace_ms: int = limits.STOP_TERM_MS) -> None:
+        """Ends a task, with time to end by itself where it is a process."""
+        if job in self._model_work:
+            self._model_work.stop(job)
+        else:
+            self._crew.stop(job, grace_ms)
+
+    def _count(self, result: Result) -> None:
+        if result.end is End.DONE:
+            self._completed += 1
+            self._is_on_probation = False
+        else:
+            self._failed += 1
+        _WORKER.log(
+            logging.INFO if result.end is End.DONE else logging.WARNING,
+            "ended %s after %d ms: %s", result.name, result.ms, result.end.value,
+        )  # fmt: skip
+
+    # ------------------------------------------------------------ the crew
+
+    def _on_crew(self, event: CrewEvent) -> None:
+        match event:
+            case Started(job, pid):
+                self._on_start(job, pid)
+            case Ended():
+                self._on_end(event)
+            case Stuck(job, pids):
+                _LOG.error("processes %s of %s survive SIGKILL", pids, job)
+            case LeaseHeard(number):
+                self._lease_heard = number
+            case Measured(job, output, written, cpu_ms, rss_bytes, tails):
+                if (task := self._running.get(job)) is not None:
+                    task.rss_bytes = rss_bytes
+                    task.headway = Headway(output, written, cpu_ms, task.headway.touched)
+                    if tails:
+                        self._said_so_far[job] = "".join(tails)
+
+    def _on_start(self, job: str, pid: int) -> None:
+        task = self._running.get(job)
+        if task is None:
+            return
+        task.pid = pid
+        self._beat_soon()
+        if task.prepared.task_class is TaskClass.SCRIPT:
+            self._in_background(self._memory.used_by(job, pid))
+
+    def _in_background(self, work: Coroutine[object, object, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._givings.add(task)
+        task.add_done_callback(self._givings.discard)
+
+    def _on_end(self, ended: Ended) -> None:
+        if self._running[ended.id].prepared.task_class is TaskClass.SCRIPT:
+            self._in_background(self._give_back(ended))
+        else:
+            self._finish(ended, 0)
+
+    async def _give_back(self, ended: Ended) -> None:
+        self._finish(ended, await self._memory.give_back(ended.id))
+
+    def _finish(self, ended: Ended, peak_vram_mb: int) -> None:
+        task = self._running.pop(ended.id)
+        if task.prepared.task_class is TaskClass.CPU:
+            if ended.cause is Cause.EXIT:
+                self._ahead.ended(ended.ms)
+            self._begin_next()
+        self._said_so_far.pop(ended.id, None)
+        self._beat_soon()
+        if not task.is_revoked:
+            self._finished_at = self._finished_at if self._finished else time.monotonic()
+            self._finished.append(Finished(task.prepared, ended, task.fate, peak_vram_mb))
+        self._work.set()
+        if self._obeying or ended.cause is Cause.GUARD_LOST:
+            self._care.set()
+
+    def _begin_next(self) -> None:
+        while self._may_start() and self._slots_free() > 0 and (prepared := self._ahead.take()) is not None:
+            self._begin(prepared)
+
+    # ------------------------------------------------------------ the care cycle
+
+    async def _care_cycle(self, desk: Desk) -> None:
+        while True:
+            await self._try(lambda: self._care_once(desk))
+            await self._pause(self._care, limits.AGENT_INTERNAL_MS)
+
+    async def _care_once(self, desk: Desk) -> None:
+        self._mind_the_guard()
+        if self._running:
+            self._crew.measure()
+        # What is claimed while the folder is read may not be in the list.
+        before, waiting = list(self._running), self._ahead.names
+        look = await self._files.do(desk.look)
+        self._ahead.drop(waiting - look.held)
+        self._end_revoked(look, before)
+        for signal in look.signals:
+            await self._obey(desk, signal)
+        await self._confirm(desk)
+        await self._show_output_so_far(desk)
+        self._end_hold_in_time()
+        self._tell_health()
+        if time.monotonic() >= self._beat_due_at or self._fault is not None:
+            await self._beat(desk)
+            self._forgive()
+
+    def _tell_health(self) -> None:
+        """Say when the device becomes constrained, and when it recovers."""
+        before, self._health = self._health, self._memory.state.health
+        if self._health is not before:
+            level = logging.WARNING if self._health is Health.CONSTRAINED else logging.INFO
+            _LOG.log(level, "the device is %s", self._health.value)
+
+    def _beat_soon(self) -> None:
+        """What people see has changed; not more often than the cycle goes."""
+        self._beat_due_at = min(self._beat_due_at, self._reached_at + limits.AGENT_INTERNAL_MS / 1000)
+
+    async def _show_output_so_far(self, desk: Desk) -> None:
+        """Let people see what running tasks have written. A folder that does not take it has taken no result either."""
+        said, self._said_so_far = self._said_so_far, {}
+        shown = [(self._running[job].prepared, text) for job, text in said.items() if job in self._running]
+        if shown:
+            await self._files.do(lambda: desk.show_so_far(shown))
+
+    def _mind_the_guard(self) -> None:
+        """Replaces a guard that is dead or does not answer."""
+        is_silent = self._lease != self._lease_heard and (
+            time.monotonic() - self._lease_sent_at > limits.CREW_SILENCE_MS / 1000
+        )
+        if is_silent:
+            _LOG.error("the guard of the tasks does not answer: replacing it")
+            self._lease_heard = self._lease
+            self._crew.give_up_guard()
+        if not self._crew.is_open:
+            _LOG.error("the guard of the tasks was killed: its tasks are reported as lost")
+            self._crew.open()
+            self._beat_due_at = 0.0  # its lease comes with the next heartbeat
+            self._work.set()
+
+    def _end_revoked(self, look: Look, before: list[str]) -> None:
+        """A slip that is not in our hands any more was taken back: its task is over, whatever it does."""
+        for job in before:
+            task = self._running.get(job)
+            if task is not None and task.prepared.name not in look.held and not task.is_revoked:
+                _LOG.info("revoked: %s of %s", task.prepared.slip.task, task.prepared.slip.batch)
+                task.is_revoked = True
+                self._stop(job)
+
+    async def _beat(self, desk: Desk) -> None:
+        """Shows that we live, and renews the lease of the tasks once that has reached the folder."""
+        await self._look_at_files(desk)
+        self._pulse = Pulse(self._pulse.boot_id, self._pulse.pid, self._pulse.start_time, self._pulse.seq + 1)
+        heartbeat = self._heartbeat()
+        asked_at = time.monotonic()
+        # Before the folder takes it: what begins or ends meanwhile is not in it, and makes the next one due sooner.
+        self._beat_due_at = asked_at + limits.AGENT_EXTERNAL_MS / 1000
+        await self._files.do(lambda: desk.beat(heartbeat))
+        self._reached_at = asked_at
+        self._lease += 1
+        self._lease_sent_at = time.monotonic()
+        self._crew.lease(self._lease, limits.AGENT_LEASE_MS - int((self._lease_sent_at - asked_at) * 1000))
+
+    async def _look_at_files(self, desk: Desk) -> None:
+        prepared = [task.prepared for task in self._running.values()]
+        for job, changed_at in (await self._files.do(lambda: desk.touched(prepared))).items():
+            if (task := self._running.get(job)) is not None:
+                task.headway = replace(task.headway, touched=changed_at)
+
+    # ------------------------------------------------------------ signals
+
+    async def _obey(self, desk: Desk, signal: Signal) -> None:
+        match signal.order:
+            case Order.STOP:
+                self.leave()
+            case Order.HOLD | Order.RESUME:
+                await self._obey_hold(signal)
+            case Order.ABORT | Order.KILL:
+                if self._is_ahead(signal.task):
+                    return  # it starts or goes back in a moment: the next look at the signals finds the task or not
+                if self._end_task(signal):
+                    self._obeying.append(signal)
+                    return
+        await self._files.do(lambda: desk.obeyed(signal))
+
+    async def _obey_hold(self, signal: Signal) -> None:
+        """A person's word counts for more than the coordinator's: neither its hold nor its resume changes it."""
+        is_persons = self._hold is not None and self._hold.why is HeldWhy.PERSON
+        if signal.why is HeldWhy.FAILURES and is_persons:
+            return
+        if signal.order is Order.RESUME:
+            if self._hold is not None:
+                _LOG.info("told to claim again: it goes on")
+            await self._files.do(lambda: self._held_file.unlink(missing_ok=True))
+            self._set_hold(None)
+        elif signal.why is HeldWhy.PERSON:
+            _LOG.info("told to claim nothing, until: %s", self._how_to_lift())
+            await self._files.do(self._note_hold)
+            self._set_hold(_Hold(HeldWhy.PERSON))
+        else:
+            seconds = signal.for_ms // 1000
+            _LOG.warning("told to claim nothing for %d s: tasks failed here that did not fail elsewhere; at once: %s",
+                         seconds, self._how_to_lift())  # fmt: skip
+            self._set_hold(_Hold(HeldWhy.FAILURES, time.monotonic() + signal.for_ms / 1000))
+
+    def _end_hold_in_time(self) -> None:
+        if self._hold is not None and self._hold.until is not None and time.monotonic() >= self._hold.until:
+            _LOG.info("the hold is over: it goes on with one task at a time, until one succeeds")
+            self._is_on_probation = True
+            self._set_hold(None)
+
+    def _set_hold(self, hold: "_Hold | None") -> None:
+        self._hold, self._beat_due_at = hold, 0.0
+        self._work.set()
+
+    def _note_hold(self) -> None:
+        replace_file(self._held_file, b"")
+
+    def _how_to_lift(self) -> str:
+        return places.fleet_command(self._options.root, "signal", self._options.name, "resume")
+
+    def _end_task(self, signal: Signal) -> bool:
+        """Ends the tasks that a signal names; False where there is none."""
+        jobs = self._named(signal.task)
+        for job in jobs:
+            self._running[job].fate = Fate.ABORTED
+            if signal.order is Order.KILL and job not in self._model_work:
+                self._crew.kill(job)
+            elif signal not in self._obeying:
+                self._stop(job, limits.TASK_ABORT_MS)
+        return bool(jobs)
+
+    def _named(self, task: str) -> list[str]:
+        """The running tasks that a signal means: by task, by BATCH.TASK, or the only one that runs."""
+        if not task:
+            return list(self._running) if len(self._running) == 1 else []
+        return [job for job, each in self._running.items() if _is_named(task, each.prepared)]
+
+    def _is_ahead(self, task: str) -> bool:
+        return any(_is_named(task, each) for each in self._ahead)
+
+    async def _confirm(self, desk: Desk) -> None:
+        """Removes the signals whose tasks have ended: a file that is still there was not obeyed yet."""
+        obeyed = [signal for signal in self._obeying if not self._named(signal.task)]
+        for signal in obeyed:
+            await self._files.do(lambda signal=signal: desk.obeyed(signal))
+            self._obeying.remove(signal)
+
+    # ------------------------------------------------------------ faults of the folder
+
+    async def _try(self, act: Callable[[], Awaitable[None]]) -> None:
+        """Does a part of a cycle. A folder that fails is an alert and no end: nothing is claimed until it is back."""
+        try:
+            await act()
+        except OSError as error:
+            if self._fault is None or self._fault.errno != error.errno:
+                _LOG.error("the shared folder fails: %s; claiming nothing until it is back", error)
+            self._fault = error
+
+    def _forgive(self) -> None:
+        if self._fault is not None:
+            _LOG.info("the shared folder is back")
+            self._fault = None
+            self._work.set()
+
+    # ------------------------------------------------------------ the heartbeat
+
+    def _heartbeat(self, state: str = "") -> Heartbeat:
+        """What people and decisions read of this agent (FLEET-06)."""
+        device = self._memory.state
+        tasks = list(self._running.values())
+        cpu_tasks = sum(each.prepared.task_class is TaskClass.CPU for each in tasks)
+        if device.devices:
+            claimed_mb = sum(each.prepared.slip.vram_mb for each in tasks)
+            free_mb = device.budget_mb - claimed_mb
+        else:
+            claimed_mb = cpu_tasks * _CPU_TASK_MB
+            free_mb = (self._options.cpu_slots - cpu_tasks) * _CPU_TASK_MB
+        values: dict[str, object] = {
+            **_NO_CARD,
+            **device.readings,
+            "name": self._options.name,
+            "state": state or ("hot" if device.is_hot else "cold"),
+            "model_loaded": device.is_hot,
+            "last_updated": datetime.now(UTC).isoformat(timespec="seconds"),
+            "claimed_vram_mb": claimed_mb,
+            "budget_available_mb": max(0, free_mb),
+            "active_workers": len(tasks),
+            "active_tasks": [self._as_fields(job, each) for job, each in self._running.items()],
+            "stats": {"tasks_completed": self._completed, "tasks_failed": self._failed},
+            "constraints": [*device.constraints, *([HELD] if self._hold is not None else [])],
+            "hold": None if self._hold is None else self._hold.shown().fields(),
+            "cpu_slots": self._options.cpu_slots,
+            "sandbox": max(self._sandboxes, default=Sandbox.NONE, key=list(Sandbox).index).value,
+            "host": host_name(),
+            "devices": list(device.devices),
+            "model": device.own_model,
+            "models": list(device.models),
+            "hot_models": list(device.hot),
+            "llm_slots": device.llm_slots,
+            "load_ms": dict(device.load_ms),
+        }
+        return Heartbeat(self._pulse, values)
+
+    def _as_fields(self, job: str, task: _Running) -> dict[str, object]:
+        slip = task.prepared.slip
+        pid = os.getpid() if job in self._model_work else task.pid
+        return {
+            "worker_id": job, "task_id": slip.task, "batch_id": slip.batch, "attempt": slip.attempt,
+            "task_class": task.prepared.task_class.value, "task_name": slip.task, "vram_estimate_mb": slip.vram_mb,
+            "peak_vram_mb": self._memory.peak_mb(job), "peak_rss_mb": task.rss_bytes // 2**20,
+            "pid": pid, "started_at": task.began.isoformat(timespec="seconds"),
+            "progress": self._headway(job, task).fields(),
+        }  # fmt: skip
+
+    def _headway(self, job: str, task: _Running) -> Headway:
+        """How far a task has got; one that asks a model by what the daemon said to it.
+
+        A question that waits in its lane is not stuck: the lane's own bounds end it, and a daemon that hangs is silent.
+        """
+        if job not in self._model_work:
+            return task.headway
+        return Headway(output_bytes=self._model_work.heard_bytes(job))
+
+
+#: The keys of a card in the heartbeat of an agent that has none.
+_NO_CARD: dict[str, object] = {
+    "gpu_id": None, "temperature_c": None, "power_draw_w": None, "vram_used_mb": 0, "vram_total_mb": 0,
+    "vram_percent": 0, "gpu_util_percent": None, "clock_mhz": None, "throttle_status": "None",
+}  # fmt: skip
+
+
+def _sandboxes() -> frozenset[Sandbox]:
+    """What this machine can do, each tried with a real program."""
+    tries = {Sandbox.LIGHT: can_landlock, Sandbox.STRICT: can_bubblewrap}
+    return frozenset(level for level, can in tries.items() if can())
+
+
+def _is_named(task: str, prepared: Prepared) -> bool:
+    return task in (prepared.slip.task, f"{prepared.slip.batch}.{prepared.slip.task}")
+
+
+def _now_ms() -> int:
+    return int(time.monotonic() * 1000)

@@ -1,0 +1,118 @@
+"""An agent as a process: its private folder, its lock, what an earlier one left behind, and signals.
+
+    STATE/agents/NAME.FLEET/      private to this agent on this machine, never in the shared folder
+        lock                      one process per agent and machine
+        run/engines/              the record of its guard
+        outputs/                  long outputs of tasks until they are reported
+        held                      there while the agent claims nothing
+
+The folder's mark is in the environment of every task, so that the next start finds what a killed one left.
+"""
+
+import asyncio
+import os
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+
+from watchbill import limits
+from watchbill.errors import OursError
+from watchbill.fleet.agent.host import HostMemory, PrivateDaemon, find_host
+from watchbill.fleet.agent.loop import Agent, AgentOptions
+from watchbill.fleet.folder import places
+from watchbill.fleet.logs import Part
+from watchbill.processes import reap
+from watchbill.processes.device_lock import HostLock, LockHeld
+from watchbill.root import Root
+
+__all__ = ["DeviceOptions", "private_folder", "run_agent"]
+
+_LOG = Part.AGENT.logger
+
+
+def private_folder(state: Path, name: str, fleet_id: str) -> Path:
+    """Where an agent of this fleet keeps what is its own."""
+    return state / "agents" / f"{places.check_agent_name(name)}.{fleet_id}"
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceOptions:
+    """The card of an agent, and what it does with it."""
+
+    devices: tuple[str, ...]
+    model: str = ""
+    port: int = 0
+    llm_slots: int = 1
+
+
+def run_agent(
+    name: str,
+    root: Path,
+    state: Path,
+    *,
+    cpu_slots: int,
+    once: bool = False,
+    device: DeviceOptions | None = None,
+) -> int:
+    """Runs an agent until it is told to leave. Raises OursError when it must not start."""
+    fleet_id = places.wait_for_root(root, limits.FLEET_WAIT_MS, _LOG.warning)
+    folder = private_folder(state, name, fleet_id)
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    lock = HostLock(folder / "lock")
+    try:
+        lock.take(f"the agent {name}")
+    except LockHeld as held:
+        raise OursError(
+            f"{held.holder} of {root} runs already", hint="stop that one, or give this one another name"
+        ) from None
+    try:
+        for left in reap(folder):
+            _LOG.warning("ended a process of the life before: %s %s", left.pid, left.command)
+        key = os.environ.get("WATCHBILL_API_KEY", "")
+        options = AgentOptions(name, root, folder, cpu_slots, once=once, key=key)
+        asyncio.run(_run(options, state, device))
+    finally:
+        lock.release()
+    return 0
+
+
+async def _run(options: AgentOptions, state: Path, device: DeviceOptions | None) -> None:
+    if device is None:
+        await _serve(Agent(options))
+        return
+    private: PrivateDaemon | None = None
+    if (url := os.environ.get("WATCHBILL_URL") or find_host(Root(state))) is None:
+        _LOG.info("no daemon runs on %s: starting one for this agent", state)
+        private = PrivateDaemon(Root(options.folder / "daemon", is_named=True), _config())
+        url = await private.start()
+    memory = HostMemory(
+        url, device.devices, options.name, model=device.model, port=device.port, llm_slots=device.llm_slots,
+        key=options.key,
+    )  # fmt: skip
+    try:
+        await memory.open()
+        await _serve(Agent(options, memory))
+    finally:
+        await memory.close()
+        if private is not None:
+            await private.stop()
+
+
+async def _serve(agent: Agent) -> None:
+    loop = asyncio.get_running_loop()
+    times = 0
+
+    def on_signal() -> None:
+        nonlocal times
+        times += 1
+        agent.leave(limits.AGENT_DRAIN_MS if times == 1 else 0)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, on_signal)
+    await agent.run()
+
+
+def _config() -> Path | None:
+    """The config that the environment names; else the private daemon finds the usual one."""
+    named = os.environ.get("WATCHBILL_CONFIG")
+    return Path(named) if named else None

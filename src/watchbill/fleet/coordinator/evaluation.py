@@ -1,0 +1,135 @@
+"""Evaluation: the coordinator's model judges an answer before it is accepted (FLEET-08).
+
+A task with `evaluate` says what a good answer is. Its answer is scored from 1 to 5 by the agent `brain`, as a `parse`
+task on a slip of its own. Below 3 the attempt has failed, and the next one is told why. The score stands in no journal:
+until the attempt is accepted or has failed its token stays out, and a successor asks again.
+
+An answer that nobody can judge is accepted: at once where the coordinator has no model, after a while where its agent
+does not answer.
+"""
+
+import json
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from watchbill import limits
+from watchbill.fleet.folder import places
+from watchbill.fleet.folder.results import End, Result
+from watchbill.fleet.folder.slips import Headline, Slip, slip_name
+from watchbill.fleet.folder.values import Fields, fields_of
+from watchbill.fleet.logs import Part
+from watchbill.fleet.state.ledger import Ledger
+from watchbill.fleet.state.shared_paths import text_of
+from watchbill.names import file_stem
+from watchbill.plans.task import TaskClass, TaskType
+
+__all__ = ["Evaluations", "Examination", "is_evaluated"]
+
+_LOG = Part.COORDINATOR.logger
+_LEAST_SCORE = 3
+_SCHEMA = {
+    "type": "object", "required": ["score", "reason"],
+    "properties": {"score": {"type": "integer", "minimum": 1, "maximum": 5}, "reason": {"type": "string"}},
+}  # fmt: skip
+_PROMPT = """Judge the answer below. A good answer: {wanted}
+
+<question>
+{question}
+</question>
+
+<answer>
+{answer}
+</answer>
+
+Answer with one JSON object: {{"score": 1 for useless to 5 for very good, "reason": why, in one sentence}}.
+"""
+
+
+def is_evaluated(ledger: Ledger, task: str) -> bool:
+    """Whether the answer of a task is judged before it is accepted."""
+    return bool(Fields(ledger.spec(task).work).text("evaluate"))
+
+
+class Examination(NamedTuple):
+    """A question to the coordinator's model: the slip, and the file with its prompt."""
+
+    name: str
+    slip: Slip
+    path: str
+    prompt: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class _Judged:
+    """An answer that waits for its score."""
+
+    result: Result
+    until_ms: int
+
+
+class Evaluations:
+    """The answers that a coordinator has judged now."""
+
+    def __init__(self) -> None:
+        self._judged: dict[str, _Judged] = {}  # slip of the examination -> the answer
+        self._numbers = 0
+
+    def is_under_way(self, name: str) -> bool:
+        """Whether the answer of the task with this slip waits for its score."""
+        return any(each.result.name == name for each in self._judged.values())
+
+    def examine(
+        self, ledger: Ledger, task: str, result: Result, answer: bytes, *, epoch: int, now_ms: int
+    ) -> Examination:
+        """Have an answer judged."""
+        self._numbers += 1
+        work, attempt = Fields(ledger.spec(task).work), ledger.state(task).attempt
+        folder = f"tasks/{file_stem(task)}/a{attempt}"
+        prompt = _PROMPT.format(
+            wanted=text_of(ledger, task, work.text("evaluate")),
+            question=text_of(ledger, task, work.text("prompt")),
+            answer=answer.decode("utf-8", "replace")[: limits.EVALUATED_CHARS_MAX],
+        )
+        # The prompt is a file: a value in the answer that looks like a placeholder stays as it is.
+        asked = {
+            "type": TaskType.PARSE.value, "class": TaskClass.LLM.value, "schema": json.dumps(_SCHEMA),
+            "prompt": f"file:{{BATCH_PATH}}/{folder}/evaluation.txt",
+        }  # fmt: skip
+        headline = Headline(ledger.priority, self._numbers, TaskClass.LLM, 0, attempt, places.BRAIN)
+        # The epoch is in the name: the score of a former coordinator's question is none of this one's.
+        name = slip_name(
+            headline, model="", batch=ledger.batch, task=f"{task}.evaluation-{epoch}-{self._numbers}"
+        )
+        slip = Slip(f"{task}.evaluation", ledger.batch, ledger.plan, attempt, epoch, 0, (), {}, (), asked)
+        self._judged[name] = _Judged(result, now_ms + limits.EVALUATION_MS_MAX)
+        path = f"{places.batch_folder(ledger.plan, ledger.batch)}/{folder}/evaluation.txt"
+        return Examination(name, slip, path, prompt.encode("utf-8", "replace"))
+
+    def hear(self, result: Result) -> Result | None:
+        """The result of the task that an examination was about, as its score makes it; None for any other result."""
+        judged = self._judged.pop(result.name, None)
+        return None if judged is None else _scored(judged.result, result)
+
+    def overdue(self, now_ms: int) -> dict[str, Result]:
+        """The answers that were not judged in time, by the slips of their examinations: they are accepted."""
+        late = {name: each.result for name, each in self._judged.items() if now_ms >= each.until_ms}
+        for name, result in late.items():
+            del self._judged[name]
+            _LOG.warning("action=accept why=not evaluated in time slip=%s", result.name)
+        return late
+
+
+def _scored(result: Result, score: Result) -> Result:
+    try:
+        said = fields_of(score.answer.encode()) if score.end is End.DONE else Fields({})
+    except ValueError:
+        said = Fields({})
+    points = said.whole("score")
+    if not points:
+        _LOG.warning("action=accept why=not evaluated slip=%s: %s", result.name, score.tail)
+        return result
+    _LOG.info("action=evaluate slip=%s score=%d", result.name, points)
+    if points >= _LEAST_SCORE:
+        return result
+    reason = said.text("reason")[: limits.EVALUATION_REASON_CHARS_MAX]
+    return replace(result, end=End.POOR, tail=f"scored {points} of 5: {reason}")

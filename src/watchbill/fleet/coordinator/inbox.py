@@ -1,0 +1,222 @@
+"""The inbox: plans that were submitted, and requests about batches, each obeyed once or put aside with the reason.
+
+    BATCH.json         run this plan (`opening`)                             then moved to brain/active/
+    BATCH.ID.reopen    go on with a batch (`requests`)                       then removed
+    BATCH.ID.approve   a person's answer about waiting tasks (`approving`)   then removed
+    BATCH.cancel       stop a batch (`requests`)                             then removed
+
+Anybody may write a file here. One that makes no sense goes to brain/refused/. A request about a batch that has ended
+needs the next epoch: journals are files of epochs, and this epoch may have closed its own.
+"""
+
+from collections.abc import Iterator
+from enum import Enum
+
+from watchbill import limits
+from watchbill.errors import OursError
+from watchbill.files.atomic import NotAFile
+from watchbill.fleet.coordinator.active import ActiveBatches
+from watchbill.fleet.coordinator.acts import Acts
+from watchbill.fleet.coordinator.opening import opening, reopening
+from watchbill.fleet.folder import places
+from watchbill.fleet.folder.disk import Disk
+from watchbill.fleet.folder.requests import Reopening
+from watchbill.fleet.folder.values import encode
+from watchbill.fleet.logs import Part
+from watchbill.fleet.state.approving import Answer, entries_of, question_of
+from watchbill.fleet.state.entries import Cancel
+from watchbill.fleet.state.ledger import Ledger
+from watchbill.plans.batch import ExecutePlan, decoded_inputs
+
+__all__ = ["Inbox", "StartAnew"]
+
+_LOG = Part.COORDINATOR.logger
+
+
+class StartAnew(Exception):
+    """What was asked for needs the next epoch: close this coordinator and start another one."""
+
+
+class _Kind(Enum):
+    """What a file asks for, by the end of its name. In the order in which the inbox is read: a request about a batch
+    waits until the batch is open."""
+
+    PLAN = "json"
+    REOPEN = "reopen"
+    APPROVE = "approve"
+    CANCEL = "cancel"
+
+
+_KINDS = {kind.value: kind for kind in _Kind}
+_URGENCY = {kind: place for place, kind in enumerate(_Kind)}
+
+
+class Inbox:
+    """The inbox of one epoch."""
+
+    def __init__(self, disk: Disk, active: ActiveBatches, acts: Acts) -> None:
+        self._disk = disk
+        self._active = active
+        self._acts = acts
+        self._known: set[str] = set()  # requests that were here when the epoch began
+
+    # ------------------------------------------------------------ at the start of an epoch
+
+    def batches(self) -> Iterator[ExecutePlan]:
+        """The batches that files are about, whether active, submitted or to be reopened."""
+        for folder in (places.ACTIVE, places.INBOX):
+            for name in self._disk.names(folder):
+                order = self._order(folder, name)
+                if order is not None:
+                    yield order
+
+    def _order(self, folder: str, name: str) -> ExecutePlan | None:
+        """The batch that a file is about; None where it says nothing sensible."""
+        kind = _kind_of(name)
+        try:
+            content = self._disk.read(f"{folder}/{name}", limits.FLEET_FILE_BYTES_MAX * 4)
+            if kind not in (_Kind.REOPEN, _Kind.APPROVE):
+                return ExecutePlan.decode(content)
+            self._known.add(name)
+            request = (Reopening if kind is _Kind.REOPEN else Answer).decode(content)
+            return ExecutePlan(request.batch, request.plan, {})
+        except (FileNotFoundError, NotAFile, OursError):
+            return None
+
+    # ------------------------------------------------------------ in each turn
+
+    def read(self, now_ms: int) -> bool:
+        """Obey what lies here; True where more lies here than fits into one turn. Raises StartAnew where only the next
+        epoch can."""
+        listed = self._disk.names(places.INBOX)
+        files = sorted(
+            (_URGENCY[kind], name, kind) for name in listed if (kind := _kind_of(name)) is not None
+        )
+        has_more = len(files) > limits.INBOX_PER_TURN_MAX
+        for _, name, kind in files[: limits.INBOX_PER_TURN_MAX]:
+            batch = name.removesuffix(f".{kind.value}")
+            cancel = f"{batch}.{_Kind.CANCEL.value}"
+            if kind is _Kind.PLAN and cancel in listed and batch not in self._active.batches:
+                self._acts.later(
+                    lambda name=name: self._refuse(name, "it was cancelled before it was opened")
+                )
+                self._acts.remove(f"{places.INBOX}/{cancel}")
+            elif kind is not _Kind.CANCEL:
+                self._obey(name, kind, now_ms)
+            elif f"{batch}.{_Kind.PLAN.value}" not in listed:
+                self._cancel(batch, name, now_ms)
+            else:  # its plan is opened in this turn, unless its journal cannot be read
+                has_more = has_more or batch not in self._active.left_alone
+        return has_more
+
+    def _obey(self, name: str, kind: _Kind, now_ms: int) -> None:
+        """Read a file and do what it says. One that makes no sense is put aside, with the reason."""
+        try:
+            content = self._disk.read(f"{places.INBOX}/{name}", limits.FLEET_FILE_BYTES_MAX * 4)
+            if kind is _Kind.PLAN:
+                self._open(name, ExecutePlan.decode(content), now_ms)
+            elif kind is _Kind.REOPEN:
+                self._reopen(name, Reopening.decode(content), now_ms)
+            else:
+                self._answer(name, Answer.decode(content), now_ms)
+        except FileNotFoundError:
+            return
+        except (NotAFile, OursError, ValueError) as error:
+            why = str(error)
+            self._acts.later(lambda: self._refuse(name, why))
+
+    def _refuse(self, name: str, why: str) -> None:
+        """Put a plan that cannot be run aside, with the reason."""
+        _LOG.warning("action=refuse file=%s why=%s", name, why)
+        self._disk.put(f"{places.REFUSED}/{name}", encode({"error": why}) + b"\n", durable=True)
+        self._disk.remove(f"{places.INBOX}/{name}")
+
+    # ------------------------------------------------------------ plans
+
+    def _open(self, name: str, order: ExecutePlan, now_ms: int) -> None:
+        """Open a submitted batch. One whose journal is there already was opened by a coordinator that died since."""
+        if f"{order.batch}.json" != name:
+            raise OursError(f"the file names the batch {order.batch}", hint="submit it again")
+        if order.batch in self._active.left_alone:
+            return
+        known = self._active.batches.get(order.batch)
+        if known is None or not known.ledger.is_open:
+            self._open_new(order, now_ms)
+        self._acts.move(f"{places.INBOX}/{name}", f"{places.ACTIVE}/{name}")
+
+    def _open_new(self, order: ExecutePlan, now_ms: int) -> None:
+        entries = opening(self._disk, order)
+        if order.batch not in self._active.batches:
+            self._disk.make_folder(places.batch_folder(order.plan, order.batch))
+            self._active.take_up(order, now_ms)
+        if not self._active.batches[order.batch].ledger.is_open:
+            for entry in entries:
+                self._active.decide(order.batch, entry, now_ms)
+
+    # ------------------------------------------------------------ requests about a batch
+
+    def _reopen(self, name: str, request: Reopening, now_ms: int) -> None:
+        """Go on with a batch. One that has ended is taken up by the next epoch, when it starts."""
+        ledger = self._to_go_on(name, request.batch)
+        if request.id not in ledger.requests:
+            self._reopen_now(ledger, request, now_ms)
+        self._show_active_later(ledger, name)
+
+    def _to_go_on(self, name: str, batch: str) -> Ledger:
+        """The batch that a request is about. Raises StartAnew where the next epoch has to take it up, and OursError."""
+        found = self._active.batches.get(batch)
+        if found is None and name not in self._known:
+            raise StartAnew
+        if found is None or not found.ledger.is_open:
+            why = self._active.left_alone.get(batch, "no such batch was opened")
+            raise OursError(f"{batch} cannot go on: {why}")
+        return found.ledger
+
+    def _reopen_now(self, ledger: Ledger, request: Reopening, now_ms: int) -> None:
+        if request.reads_plan and ledger.outcome is None:
+            raise OursError(
+                f"{ledger.batch} still runs", hint=f"cancel it first: watchbill plan cancel {ledger.batch}"
+            )
+        before = list(ledger.by_token)
+        for entry in reopening(self._disk, ledger, request):
+            self._active.decide(ledger.batch, entry, now_ms)
+        if recalled := [name for name in before if name not in ledger.by_token]:
+            self._acts.recall(recalled)
+
+    def _answer(self, name: str, given: Answer, now_ms: int) -> None:
+        """Obey a person's answer about tasks that wait for one."""
+        ledger = self._to_go_on(name, given.batch)
+        lasts = [(task, ledger.state(task).last) for task in given.tasks if task in ledger]
+        asked = [question_of(ledger, task) for task, _ in lasts]
+        for entry in entries_of(ledger, given):
+            self._active.decide(ledger.batch, entry, now_ms)
+        for task, last in lasts:
+            target = self._acts.folder_of(ledger.phase(task))
+            self._acts.move(f"{places.MANUAL}/{last}", f"{target}/{last}")
+        for question in asked:
+            self._acts.keep_answer(question, given)
+        if ledger.outcome is None:
+            self._show_active_later(ledger, name)
+        else:
+            self._acts.remove(f"{places.INBOX}/{name}")
+
+    def _show_active_later(self, ledger: Ledger, request: str) -> None:
+        inputs = decoded_inputs(dict(ledger.inputs))
+        order = ExecutePlan(ledger.batch, ledger.plan, inputs, ledger.priority)
+        self._acts.later(lambda: self._show_active(order, request))
+
+    def _show_active(self, order: ExecutePlan, request: str) -> None:
+        self._disk.put(f"{places.ACTIVE}/{order.batch}.json", order.encode(), durable=True)
+        self._disk.remove(f"{places.INBOX}/{request}")
+
+    def _cancel(self, batch: str, name: str, now_ms: int) -> None:
+        found = self._active.batches.get(batch)
+        if found is not None and not found.ledger.is_cancelled:
+            recalled = list(found.ledger.by_token)
+            self._active.decide(batch, Cancel(), now_ms)
+            self._acts.recall(recalled)
+        self._acts.remove(f"{places.INBOX}/{name}")
+
+
+def _kind_of(name: str) -> _Kind | None:
+    return _KINDS.get(name.rpartition(".")[2])

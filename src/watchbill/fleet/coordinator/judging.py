@@ -1,0 +1,180 @@
+"""Judging: what becomes of a task when one of its attempts has ended.
+
+    files    a task that succeeded must show what it promised to produce; a network mount may show it late
+    score    an answer that its plan wants evaluated is scored by the coordinator's model first
+    verdict  `policy` makes an entry of the result; the slip goes where the entry says
+    output   the answer of an accepted attempt becomes the file that its plan names (`publication`)
+
+Holds what waits for its files or its score. A successor that knows nothing of these hears the results again.
+"""
+
+import glob
+from dataclasses import dataclass, replace
+
+from watchbill import limits
+from watchbill.errors import OursError
+from watchbill.files.atomic import NotAFile
+from watchbill.fleet.coordinator.active import ActiveBatches
+from watchbill.fleet.coordinator.acts import Acts
+from watchbill.fleet.coordinator.evaluation import Evaluations, is_evaluated
+from watchbill.fleet.coordinator.holding import Holding
+from watchbill.fleet.coordinator.publication import answer_path, make_draft, publication_of, publish
+from watchbill.fleet.coordinator.samples import has_sample, keep_sample
+from watchbill.fleet.folder import places
+from watchbill.fleet.folder.board import Board
+from watchbill.fleet.folder.disk import Disk
+from watchbill.fleet.folder.results import End, Result
+from watchbill.fleet.folder.values import Fields
+from watchbill.fleet.matching.abilities import need_of
+from watchbill.fleet.matching.policy import Crowd, judge
+from watchbill.fleet.state.entries import Accept, Fail, Hold, Lost
+from watchbill.fleet.state.ledger import Ledger
+from watchbill.fleet.state.shared_paths import patterns_of
+
+__all__ = ["Judging"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Unseen:
+    """A task that succeeded, and whose files are not to be seen yet."""
+
+    result: Result
+    until_ms: int
+
+
+class Judging:
+    """The results of one epoch."""
+
+    def __init__(
+        self,
+        disk: Disk,
+        board: Board,
+        active: ActiveBatches,
+        acts: Acts,
+        holding: Holding,
+        *,
+        produces_ms: int,
+    ) -> None:
+        """`produces_ms`: how long a file may stay invisible here that its task has produced."""
+        self._disk = disk
+        self._board = board
+        self._active = active
+        self._acts = acts
+        self._holding = holding
+        self._evaluations = Evaluations()
+        self._unseen: list[_Unseen] = []
+        self._produces_ms = produces_ms
+
+    def hear(self, result: Result, crowd: Crowd, now_ms: int) -> bool:
+        """Judge a result, now or when its files or its score are there; False where its token does not count."""
+        scored = self._evaluations.hear(result)
+        if scored is not None:
+            self._acts.put_away(result.name, places.EXPIRED, result.agent)
+            self._judge_scored(scored, crowd, now_ms)
+            return True
+        offer = self._active.offer_of(result.name)
+        if offer is None:
+            return False
+        if self.is_evaluating(result.name):
+            # Two slips bore this token, as after a power cut: the first report is the one that is scored.
+            self._acts.put_away(result.name, places.EXPIRED, result.agent)
+            return True
+        if result.end is End.DONE and self._missing(*offer):
+            self._unseen.append(_Unseen(result, now_ms + self._produces_ms))
+        else:
+            self._evaluate_or_judge(*offer, result, crowd, now_ms)
+        return True
+
+    def is_evaluating(self, name: str) -> bool:
+        """Whether the answer under this token waits for its score."""
+        return self._evaluations.is_under_way(name)
+
+    def look_again(self, crowd: Crowd, now_ms: int) -> None:
+        """Judge what waited for its files: caches of a network mount may show them late."""
+        unseen, self._unseen = self._unseen, []
+        for each in unseen:
+            offer = self._active.offer_of(each.result.name)
+            if offer is None:
+                self._acts.put_away(each.result.name, places.EXPIRED, each.result.agent)
+                continue
+            missing = self._missing(*offer)
+            if not missing:
+                self._evaluate_or_judge(*offer, each.result, crowd, now_ms)
+            elif now_ms < each.until_ms:
+                self._unseen.append(each)
+            else:
+                tail = f"{missing} is not there, and the task promises to produce it"
+                failed = replace(each.result, end=End.MISSING_OUTPUT, tail=tail)
+                self._judge(*offer, failed, crowd, now_ms)
+
+    def accept_unscored(self, crowd: Crowd, now_ms: int) -> None:
+        """Judge the answers whose score did not come in time as if none had been wanted."""
+        for name, result in self._evaluations.overdue(now_ms).items():
+            self._acts.recall([name])
+            self._judge_scored(result, crowd, now_ms)
+
+    def publish_answer(self, ledger: Ledger, task: str) -> None:
+        """Plan that the answer of an accepted attempt becomes the file that its plan names, if it names one."""
+        publication = publication_of(ledger, task)
+        if publication is not None:
+            self._acts.later(lambda: publish(self._disk, publication))
+
+    def _missing(self, ledger: Ledger, task: str) -> str:
+        """A file that the task promised to produce and that is not to be seen; "" where all are there."""
+        work = Fields(ledger.spec(task).work)
+        awaited = list(patterns_of(ledger, task, work.texts("produces")))
+        if work.text("output") or work.text("evaluate"):
+            awaited.append(glob.escape(answer_path(ledger, task)))
+        return next((path for path in awaited if not self._disk.has(path)), "")
+
+    def _evaluate_or_judge(
+        self, ledger: Ledger, task: str, result: Result, crowd: Crowd, now_ms: int
+    ) -> None:
+        """Have an answer scored first, where the plan wants that and there is a model for it."""
+        if result.end is not End.DONE or not is_evaluated(ledger, task) or not crowd.has_judge:
+            self._judge(ledger, task, result, crowd, now_ms)
+            return
+        try:
+            answer = self._disk.read(answer_path(ledger, task), limits.ANSWER_CHARS_MAX * 4)
+        except NotAFile:
+            answer = b""  # something else than a file lies there: a low score
+        asked = self._evaluations.examine(
+            ledger, task, result, answer, epoch=self._active.epoch, now_ms=now_ms
+        )
+        self._acts.later(lambda: self._disk.put(asked.path, asked.prompt))
+        self._acts.later(lambda: self._board.publish(asked.name, asked.slip))
+
+    def _judge_scored(self, result: Result, crowd: Crowd, now_ms: int) -> None:
+        offer = self._active.offer_of(result.name)
+        if offer is not None:
+            self._judge(*offer, result, crowd, now_ms)
+
+    def _judge(self, ledger: Ledger, task: str, result: Result, crowd: Crowd, now_ms: int) -> None:
+        if result.end is End.DONE:
+            result = self._prepared_for_publication(ledger, task, result)
+        has_other = result.end is not End.DONE and crowd.has_other(result.agent, need_of(ledger, task))
+        entry = judge(task, ledger.state(task), ledger.spec(task), result, crowd, has_other=has_other)
+        if isinstance(entry, Accept):
+            self.publish_answer(ledger, task)
+        self._active.decide(ledger.batch, entry, now_ms)
+        if isinstance(entry, Accept) and has_sample(ledger, task):
+            self._acts.later(lambda: keep_sample(self._disk, ledger, task, result.agent))
+        self._acts.put_away(result.name, self._folder_after(entry), result.agent)
+        self._holding.hear(ledger, task, result)
+
+    def _prepared_for_publication(self, ledger: Ledger, task: str, result: Result) -> Result:
+        """The result, or that of a failed attempt where its answer cannot be written to `output`."""
+        try:
+            publication = publication_of(ledger, task)
+            if publication is not None:
+                make_draft(self._disk, publication)
+        except OursError as error:
+            return replace(result, end=End.MISSING_OUTPUT, tail=str(error))
+        return result
+
+    def _folder_after(self, entry: Accept | Fail | Lost | Hold) -> str:
+        if isinstance(entry, Accept):
+            return self._acts.complete_folder()
+        if isinstance(entry, Hold):
+            return places.MANUAL
+        return places.FAILED if isinstance(entry, Fail) and entry.is_final else places.EXPIRED

@@ -1,0 +1,120 @@
+"""The board: the folders in which slips lie, and the verbs by which they move.
+
+    queue/NAME --claim--> processing/AGENT/NAME --put_away--> complete/DATE/, failed/, manual/, expired/
+        ^  `------give_back------'
+
+The board is a picture for people and the place where agents claim. It is never synced and never believed: what is
+true is in the records, and a coordinator mends the board from them when it starts. Every verb may be repeated, and
+every rename may have been carried out although its reply was lost.
+"""
+
+from dataclasses import dataclass, field
+
+from watchbill import limits
+from watchbill.files.atomic import NotAFile
+from watchbill.fleet.folder import places
+from watchbill.fleet.folder.disk import Disk
+from watchbill.fleet.folder.slips import Slip
+
+__all__ = ["Board", "Holdings"]
+
+
+@dataclass(slots=True)
+class Holdings:
+    """Where every slip lay at a look around. A slip that moved meanwhile is in at least one of the two."""
+
+    queue: set[str] = field(default_factory=set[str])
+    processing: dict[str, set[str]] = field(default_factory=dict[str, set[str]])  # agent -> names
+
+    def __contains__(self, name: str) -> bool:
+        return bool(self.holders_of(name))
+
+    def holders_of(self, name: str) -> list[str]:
+        """The agents that hold a slip; "" stands for the queue."""
+        found = [agent for agent, held in self.processing.items() if name in held]
+        return [*found, ""] if name in self.queue else found
+
+
+class Board:
+    """The verbs on slips. Holds nothing but the disk."""
+
+    def __init__(self, disk: Disk) -> None:
+        self._disk = disk
+
+    # ------------------------------------------------------------ the coordinator's
+
+    def publish(self, name: str, slip: Slip) -> None:
+        """Offer a slip. Only under a token that nobody has taken: a slip is never written a second time in place."""
+        self._disk.put(f"{places.QUEUE}/{name}", slip.encode(), draft=f"{places.DRAFTS}/{name}")
+
+    def put_away(self, name: str, folder: str, *, holder: str = "") -> bool:
+        """Move a slip out of the holder's hands or, without a holder, out of the queue. False where it is not there."""
+        source = places.processing_folder(holder) if holder else places.QUEUE
+        return self._moved(f"{source}/{name}", f"{folder}/{name}")
+
+    def look_around(self) -> Holdings:
+        """Where the slips are. The queue is read before and after: a slip that is claimed or given back meanwhile is
+        seen at least once."""
+        found = Holdings(set(self._disk.names(places.QUEUE)))
+        for agent in self.agents():
+            found.processing[agent] = set(self.held_by(agent))
+        found.queue |= set(self._disk.names(places.QUEUE))
+        return found
+
+    def agents(self) -> list[str]:
+        """The agents that ever had a place on the board."""
+        return self._disk.names(places.PROCESSING)
+
+    def sweep_drafts(self) -> None:
+        """Remove what a coordinator left half-written. Only after its epoch is over."""
+        for name in self._disk.names(places.DRAFTS):
+            self._disk.remove(f"{places.DRAFTS}/{name}")
+
+    def is_readable(self, name: str) -> bool:
+        """Whether a slip in the queue can be read; True where it has left the queue meanwhile."""
+        try:
+            Slip.decode(self._disk.read(f"{places.QUEUE}/{name}", limits.SLIP_BYTES_MAX))
+        except FileNotFoundError:
+            return True
+        except (ValueError, NotAFile):
+            return False
+        return True
+
+    # ------------------------------------------------------------ an agent's
+
+    def join(self, agent: str) -> None:
+        """Make an agent's place on the board."""
+        self._disk.make_folder(places.processing_folder(agent))
+
+    def offered(self) -> list[str]:
+        """The slips in the queue in their order."""
+        return self._disk.names(places.QUEUE)
+
+    def held_by(self, agent: str) -> list[str]:
+        """What an agent holds. A slip of a running task that is gone from here was revoked."""
+        return self._disk.names(places.processing_folder(agent))
+
+    def claim(self, agent: str, name: str) -> bool:
+        """Take a slip out of the queue; False where another agent was faster."""
+        own = places.processing_folder(agent)
+        return self._moved(f"{places.QUEUE}/{name}", f"{own}/{name}") or name in self._disk.names(own)
+
+    def give_back(self, agent: str, name: str) -> None:
+        """Return a slip of which nothing was run: the token stays the same."""
+        self._moved(f"{places.processing_folder(agent)}/{name}", f"{places.QUEUE}/{name}")
+
+    def read(self, agent: str, name: str) -> Slip | None:
+        """Read a slip that the agent holds; None for one that cannot be read, which is then reported so."""
+        try:
+            return Slip.decode(
+                self._disk.read(f"{places.processing_folder(agent)}/{name}", limits.SLIP_BYTES_MAX)
+            )
+        except (FileNotFoundError, ValueError, NotAFile):
+            return None
+
+    def _moved(self, source: str, target: str) -> bool:
+        try:
+            self._disk.move(source, target)
+        except FileNotFoundError:
+            return False
+        return True

@@ -1,0 +1,177 @@
+"""Heartbeats: how an agent shows that it lives, and how a reader decides that it does not.
+
+A heartbeat file has one writer, its agent, which raises `seq` each time. A reader that runs on the same boot of the
+same machine asks the kernel: a process is told by its pid and its start time, so a pid that was used again is not
+mistaken for the agent, and a death is seen at once. Any other reader goes by `seq` alone: an agent whose `seq` has not
+moved for 90 s, by the reader's own monotonic clock, is silent. Times of two machines are never compared, and a time in
+a heartbeat is for people: one from the future or of last year changes nothing.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import cast
+
+from watchbill import limits
+from watchbill.files.atomic import NotAFile
+from watchbill.files.host import boot_id, start_time
+from watchbill.fleet.folder import places
+from watchbill.fleet.folder.disk import Disk
+from watchbill.fleet.folder.headway import Headway
+from watchbill.fleet.folder.values import Fields, encode, fields_of
+
+__all__ = [
+    "Heartbeat", "HeldWhy", "OnHold", "Pulse", "Sighting", "Watcher", "heartbeats", "kernel_says", "read_heartbeat",
+    "write_heartbeat",
+]  # fmt: skip
+
+#: The constraint of an agent that was told to claim nothing: it says nothing about its device.
+HELD = "held"
+#: The state of an agent that has left.
+STOPPED = "stopped"
+#: Asks the kernel whether this process still runs: pid and start time.
+Kernel = Callable[[int, int], bool]
+
+
+class HeldWhy(Enum):
+    """Why an agent claims nothing."""
+
+    PERSON = "person"  # until a person lets it go on, also after a new start
+    FAILURES = "failures"  # tasks failed on it that run elsewhere: for some time, in this life of the agent
+
+
+@dataclass(frozen=True, slots=True)
+class OnHold:
+    """An agent claims nothing."""
+
+    why: HeldWhy
+    left_ms: int | None = None  # until it goes on by itself; None: until a person says so
+
+    def fields(self) -> dict[str, object]:
+        return {"why": self.why.value, "left_ms": self.left_ms}
+
+
+def kernel_says(pid: int, started: int) -> bool:
+    """Whether this very process runs here, and not a later one with its pid."""
+    return pid > 0 and start_time(pid) == started
+
+
+@dataclass(frozen=True, slots=True)
+class Pulse:
+    """What tells whether a process lives: who it is, and a number that it raises while it does."""
+
+    boot_id: str
+    pid: int
+    start_time: int
+    seq: int
+
+    @classmethod
+    def of(cls, fields: Fields) -> "Pulse":
+        return cls(
+            fields.text("boot_id"), fields.whole("pid"), fields.whole("start_time"), fields.whole("seq")
+        )
+
+    def fields(self) -> dict[str, object]:
+        return {
+            "boot_id": self.boot_id, "pid": self.pid, "start_time": self.start_time, "seq": self.seq,
+        }  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Heartbeat:
+    """An agent's heartbeat: its pulse, and everything that people and decisions read of it."""
+
+    pulse: Pulse
+    values: Mapping[str, object] = field(default_factory=dict[str, object])  # the keys of FLEET-06
+
+    @property
+    def budget_mb(self) -> int:
+        """The memory that its tasks may have in all."""
+        fields = Fields(self.values)
+        return max(0, fields.whole("claimed_vram_mb")) + max(0, fields.whole("budget_available_mb"))
+
+    @property
+    def may_live(self) -> bool:
+        """Whether its agent may live, as far as one look tells: it did not say goodbye, and its kernel knows it."""
+        is_here = self.pulse.boot_id == boot_id()
+        is_known_dead = is_here and not kernel_says(self.pulse.pid, self.pulse.start_time)
+        return not is_known_dead and Fields(self.values).text("state") != STOPPED
+
+    @property
+    def is_constrained(self) -> bool:
+        """Whether its device is too hot, too full or short of power: then its tasks may stand still."""
+        return any(each != HELD for each in Fields(self.values).items("constraints"))
+
+    @property
+    def hold(self) -> OnHold | None:
+        """Whether its agent claims nothing, and why."""
+        fields = Fields(self.values)
+        if HELD not in fields.items("constraints"):
+            return None
+        hold = fields.fields("hold")
+        is_for_failures = hold.text("why") == HeldWhy.FAILURES.value
+        return OnHold(HeldWhy.FAILURES if is_for_failures else HeldWhy.PERSON, hold.optional_whole("left_ms"))
+
+    @property
+    def headway(self) -> dict[tuple[str, str], Headway]:
+        """Batch and task -> how far the task has got, as far as its agent tells."""
+        active = Fields(self.values).items("active_tasks")
+        tasks = [Fields(cast("dict[str, object]", each)) for each in active if isinstance(each, dict)]
+        return {
+            (each.text("batch_id"), each.text("task_id")): Headway.of(each.all().get("progress"))
+            for each in tasks
+        }
+
+
+def write_heartbeat(disk: Disk, agent: str, heartbeat: Heartbeat) -> None:
+    """Show that the agent lives. Not synced: after a power cut it does not."""
+    disk.put(places.heartbeat_path(agent), encode({**heartbeat.values, **heartbeat.pulse.fields()}))
+
+
+def read_heartbeat(disk: Disk, agent: str) -> Heartbeat | None:
+    """The last heartbeat of an agent; None where there is none that can be read."""
+    try:
+        fields = fields_of(disk.read(places.heartbeat_path(agent), limits.FLEET_FILE_BYTES_MAX))
+    except (FileNotFoundError, ValueError, NotAFile):
+        return None
+    return Heartbeat(Pulse.of(fields), fields.all())
+
+
+def heartbeats(disk: Disk) -> dict[str, Heartbeat]:
+    """The last heartbeat of every agent that ever had a place on the board."""
+    found = {agent: read_heartbeat(disk, agent) for agent in disk.names(places.PROCESSING)}
+    return {agent: heartbeat for agent, heartbeat in found.items() if heartbeat is not None}
+
+
+# ------------------------------------------------------------------ the reader
+
+
+@dataclass(frozen=True, slots=True)
+class Sighting:
+    """The last pulse that differed from the one before, and when the reader saw it first, by the reader's clock."""
+
+    pulse: Pulse | None
+    since_ms: int
+
+
+class Watcher:
+    """Decides who is dead. Knows only what it saw itself, so a reader that starts waits for 90 s like any other."""
+
+    def __init__(self, boot_id: str, kernel: Kernel = kernel_says) -> None:
+        self._boot_id = boot_id
+        self._kernel = kernel
+        self._seen: dict[str, Sighting] = {}
+
+    def is_dead(self, name: str, pulse: Pulse | None, now_ms: int) -> bool:
+        """Whether the process of this name is dead, or silent for so long that it counts as dead.
+
+        `now_ms` is of the reader's monotonic clock. A file that is gone or unreadable is a pulse that does not move.
+        """
+        if pulse is not None and pulse.boot_id and pulse.boot_id == self._boot_id:
+            self._seen[name] = Sighting(pulse, now_ms)
+            return not self._kernel(pulse.pid, pulse.start_time)
+        seen = self._seen.get(name)
+        if seen is None or (pulse is not None and pulse != seen.pulse):
+            self._seen[name] = Sighting(pulse, now_ms)
+            return False
+        return now_ms - seen.since_ms >= limits.SILENCE_MS_MAX

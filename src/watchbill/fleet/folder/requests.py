@@ -1,0 +1,86 @@
+"""Requests about a batch that was submitted: files in the inbox, beside those that submit one.
+
+    brain/inbox/BATCH.cancel          nothing more of it is wanted
+    brain/inbox/BATCH.ID.reopen       go on with it: the tasks that are named, or everything that did not complete
+    brain/inbox/BATCH.ID.approve      the answer to a question about tasks of it (`approving`)
+
+Each is written whole and durably, by anybody who may write there; the coordinator obeys and removes it. A request to
+reopen has an id, because a coordinator may die between obeying and removing.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from watchbill.errors import OursError
+from watchbill.fleet.folder import places
+from watchbill.fleet.folder.disk import Disk
+from watchbill.fleet.folder.values import Fields, fields_of
+from watchbill.names import check_folder_name, check_plain_name
+from watchbill.plans.batch import BelowRoot, decoded_inputs, encoded_inputs
+
+__all__ = ["Reopening", "ask_to_cancel", "ask_to_reopen", "has_request"]
+
+_FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Reopening:
+    """A request to go on with a batch."""
+
+    id: str
+    batch: str
+    plan: str
+    tasks: tuple[str, ...] = ()  # none: everything that did not complete
+    reads_plan: bool = False  # the plan may have been corrected since
+    inputs: Mapping[str, "str | BelowRoot"] = field(
+        default_factory=dict[str, "str | BelowRoot"]
+    )  # changed ones
+
+    def encode(self) -> bytes:
+        """The content of the file."""
+        fields = {
+            "type": "reopen", "format": _FORMAT, "id": self.id, "batch": self.batch, "plan": self.plan,
+            "tasks": self.tasks, "reads_plan": self.reads_plan, "inputs": encoded_inputs(self.inputs),
+        }  # fmt: skip
+        return json.dumps(fields, indent=2).encode() + b"\n"
+
+    @classmethod
+    def decode(cls, content: bytes) -> "Reopening":
+        """Read the file. Raises OursError: anybody may have written it."""
+        try:
+            fields = fields_of(content)
+        except ValueError as error:
+            raise OursError(f"the request cannot be read: {error}") from None
+        if fields.text("type") != "reopen" or fields.whole("format") != _FORMAT:
+            raise OursError("the request is not one of format 1", hint="send it with this version")
+        named = (
+            check_plain_name(fields.text("batch"), "a batch"),
+            check_folder_name(fields.text("plan"), "a plan"),
+        )
+        return cls(
+            check_plain_name(fields.text("id"), "a request"), *named, fields.texts("tasks"),
+            fields.flag("reads_plan"), decoded_inputs(_inputs(fields)),
+        )  # fmt: skip
+
+
+def _inputs(fields: Fields) -> Mapping[str, object]:
+    return fields.mapping("inputs")
+
+
+def ask_to_cancel(disk: Disk, batch: str) -> None:
+    """Ask the coordinator to cancel a batch."""
+    disk.put(f"{places.INBOX}/{check_plain_name(batch, 'a batch')}.cancel", b"{}\n", durable=True)
+
+
+def ask_to_reopen(disk: Disk, request: Reopening) -> None:
+    """Ask the coordinator to go on with a batch."""
+    disk.put(f"{places.INBOX}/{request.batch}.{request.id}.reopen", request.encode(), durable=True)
+
+
+def has_request(disk: Disk, batch: str) -> bool:
+    """Whether the coordinator was asked to go on with a batch, and has not done so yet."""
+    return any(
+        name.startswith(f"{batch}.") and name.endswith((".reopen", ".approve"))
+        for name in disk.names(places.INBOX)
+    )

@@ -1,0 +1,1 @@
+"""Permissions: which command lines a worker may run, by the rules of permissions.toml."""

@@ -1,0 +1,76 @@
+"""Journals: the record of a batch across coordinators, one file per epoch, and how much of each counts.
+
+The first line of a file says how many bytes of the earlier files its coordinator has believed (`after`). What a
+superseded coordinator appends later lies beyond, and an epoch that is not listed wrote nothing that counts. The newest
+file with a first line decides for all before it.
+
+Lines that are seen may not be on stable storage yet, when their writer died before its sync. They are synced before
+they are believed: otherwise a power cut could take them back from under the lines that build on them.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from watchbill.fleet.folder import places
+from watchbill.fleet.folder.disk import Disk
+from watchbill.fleet.folder.record import Recorder, read_whole
+from watchbill.fleet.folder.values import Fields
+from watchbill.fleet.state.entries import Entry, Epoch, decode, encode_entry
+from watchbill.fleet.state.epochs import Superseded
+
+__all__ = ["Journal", "Past", "believed", "read_past"]
+
+
+@dataclass(frozen=True, slots=True)
+class Past:
+    """What counts of the earlier epochs."""
+
+    entries: list[Entry]
+    after: dict[int, int]
+
+
+def read_past(disk: Disk, plan: str, batch: str, epoch: int) -> Past:
+    """Read what counts for the coordinator of this epoch. Raises Superseded, and ValueError for an unknown entry."""
+    listed = disk.names(places.batch_folder(plan, batch))
+    epochs = sorted(found for name in listed if (found := places.epoch_of_journal(name)) is not None)
+    if epochs and epochs[-1] >= epoch:
+        raise Superseded
+    after = believed(disk, plan, batch, epochs)
+    entries: list[Entry] = []
+    for earlier, until in sorted(after.items()):
+        path = places.journal_path(plan, batch, earlier)
+        entries += map(decode, read_whole(disk, path, until)[0])
+        disk.sync(path)
+    return Past(entries, after)
+
+
+def believed(disk: Disk, plan: str, batch: str, epochs: list[int]) -> dict[int, int]:
+    """How many bytes of each epoch count, by the first line of the newest of these."""
+    for newest in reversed(epochs):
+        lines, size = read_whole(disk, places.journal_path(plan, batch, newest))
+        first = _first(lines)
+        if first is not None:
+            return {**first.after, newest: size}
+    return {}
+
+
+def _first(lines: list[Fields]) -> Epoch | None:
+    entry = decode(lines[0]) if lines else None
+    return entry if isinstance(entry, Epoch) else None
+
+
+class Journal:
+    """The journal of a batch that the coordinator of one epoch writes."""
+
+    def __init__(self, disk: Disk, plan: str, batch: str, epoch: int, after: dict[int, int]) -> None:
+        """Begin the file. From its first line on nothing more of the earlier epochs counts."""
+        self._recorder = Recorder(disk, places.journal_path(plan, batch, epoch))
+        self.commit([Epoch(epoch, after)])
+
+    def commit(self, entries: Iterable[Entry]) -> None:
+        """Put entries on stable storage with one sync. Raises OSError: then the coordinator has to start anew."""
+        self._recorder.commit(map(encode_entry, entries))
+
+    def close(self) -> None:
+        """Close the file and keep it."""
+        self._recorder.close()
