@@ -12,21 +12,28 @@ What a command writes into a file, and another one reads from there, is not foll
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 
-from watchbill.limits import FED_USES_MAX
+from watchbill.limits import FED_USES_MAX, STARTED_WORDS_MAX
+from watchbill.plans.programs import (
+    INPUT,
+    PROGRAMS,
+    Code,
+    Input,
+    Kind,
+    Program,
+    is_long,
+    program_named,
+    unversioned,
+)
 from watchbill.plans.second_reading import (
     ASSIGNMENT,
     EXPANSION,
-    INTERPRETERS,
-    SHELLS,
-    STARTED_WORDS_MAX,
-    STARTERS,
     Refused,
     Use,
     Word,
-    is_python,
+    is_starter,
     second_reading,
-    unversioned,
 )
 
 __all__ = ["BEFORE_COMMAND", "Feed", "Flow"]
@@ -43,30 +50,11 @@ _HEADS = frozenset({"for", "case", "select"})
 _STORES = frozenset(
     {"set", "export", "declare", "typeset", "local", "readonly", "read", "mapfile", "readarray", "printf"}
 )
-#: What they print is what is in the files that they are given.
-_READS_FILES = frozenset(
-    [
-        "cat", "tac", "zcat", "gzcat", "bzcat", "xzcat", "zstdcat", "gunzip", "bunzip2", "gzip", "xz", "zstd", "head",
-        "tail", "sort", "uniq", "cut", "tar", "unzip", "curl", "wget", "dd", "pv", "[", "[[", "test",
-    ]
-)  # fmt: skip
-_INPUT = frozenset({"-", "/dev/stdin", "/dev/fd/0", "/proc/self/fd/0"})
-#: Other programs that take commands from their input, and the options by which they do not.
-_TAKES_COMMANDS: dict[str, tuple[str, ...]] = {
-    "psql": ("-c", "-f", "--command", "--file"), "mysql": ("-e", "--execute"), "mariadb": ("-e", "--execute"),
-    "sqlite3": (), "at": ("-f",), "batch": ("-f",), "crontab": ("-l", "-r"), "parallel": (":::", "-a"), "tclsh": (),
-    "expect": ("-c",), "gdb": ("-batch",), "ed": (), "ex": ("-c",), "dc": ("-e",), "m4": (), "gnuplot": ("-e",),
-    "octave": ("--eval",), "R": ("-e", "-f", "CMD"), "su": ("-c", "--command"), "runuser": ("-c", "--command"),
-}  # fmt: skip
-_PROGRAM_FILES = frozenset({"awk", "gawk", "mawk", "nawk", "sed", "gsed", "make", "gmake"})
-_ASKS_FOR_A_SHELL = frozenset({"-s", "-i", "--shell", "--login"})
-#: Options of shells and interpreters that are followed by a value of their own.
-_VALUED = frozenset({"-o", "-O", "+o", "+O", "--rcfile", "--init-file", "-W", "-X", "-I", "-M"})
-_SSH_VALUED = frozenset(f"-{letter}" for letter in "BbcDEeFIiJLlmOopQRSWw")
 #: A shell or an interpreter without a script, in program text.
 _STARTS_READER = re.compile(
-    r"(?:^|[;&|({\n]|\b(?:do|then|else|exec|sudo|env)\s)\s*"
-    r"(?:[\w/]*/)?(?:(?:ba|da|z|k)?sh|python[\d.]*|perl|ruby|node|php|lua)(?:\s+-s?)?\s*(?:$|[;&|)}\n])"
+    r"(?:^|[;&|({\n]|\b(?:do|then|else|exec|sudo|env)\s)\s*(?:[\w/]*/)?(?:"
+    + "|".join(re.escape(name) for name, program in PROGRAMS.items() if program.is_interpreter)
+    + r")(?:-?\d[\d.]*)?(?:\s+-s?)?\s*(?:$|[;&|)}\n])"
 )
 _FUNCTION = re.compile(
     r"(?:^|[\s;&|(){}])(?:function[ \t]+([^\s(){};]+)|([A-Za-z_][\w.-]*)[ \t]*\([ \t]*\))", re.MULTILINE
@@ -229,7 +217,11 @@ class Flow:
 
     def _said(self, program: str, plain: Sequence[Word], words: Sequence[Word], feed: Feed) -> list[Use]:
         """What a command may print of the values that it is given."""
-        given = [word for word in plain if word.is_process] if program in _READS_FILES else list(plain)
+        given = (
+            [word for word in plain if word.is_process]
+            if program_named(program).prints_files
+            else list(plain)
+        )
         expands = any(EXPANSION in word.text for word in given)
         said = _joined(_items(given), self._fed(feed, words), self._carried if expands else ())
         return _joined(said, self._items) if program in self._functions else said
@@ -255,10 +247,7 @@ def _refused(uses: Iterable[Use], program: str) -> Iterator[Refused]:
 
 def _is_from_file(word: Word) -> bool:
     return (
-        word.redirect == "<"
-        and not word.is_process
-        and EXPANSION not in word.text
-        and word.text not in _INPUT
+        word.redirect == "<" and not word.is_process and EXPANSION not in word.text and word.text not in INPUT
     )
 
 
@@ -269,10 +258,10 @@ def reader_of(command: Sequence[Word]) -> str:
     """The interpreter in a command that takes its program from its input; "" where there is none."""
     if not command:
         return ""
-    is_starter = command[0].program in STARTERS or EXPANSION in command[0].text
-    if (is_starter and len(command) > STARTED_WORDS_MAX) or _reads(command):
+    starts_another = is_starter(command[0])
+    if (starts_another and len(command) > STARTED_WORDS_MAX) or _reads(command):
         return command[0].program or "a program that a variable names"
-    if is_starter:
+    if starts_another:
         for at in range(1, len(command)):
             if command[at].program and _reads(command[at:]):
                 return command[at].program
@@ -280,67 +269,86 @@ def reader_of(command: Sequence[Word]) -> str:
 
 
 def _takes_script(program: str) -> bool:
-    name = unversioned(program)
-    return name in SHELLS or name in INTERPRETERS or is_python(name) or name in ("source", ".")
+    return program_named(program).is_interpreter or program in ("source", ".")
 
 
 def _reads(command: Sequence[Word]) -> bool:
-    program, rest = unversioned(command[0].program), [word.text for word in command[1:]]
-    if program in SHELLS or not program:
+    name, rest = unversioned(command[0].program), [word.text for word in command[1:]]
+    program = program_named(name)
+    if program.kind is Kind.SHELL or not name:
         return _shell_reads(rest)
-    if is_python(program):
-        return _interpreter_reads(rest, "cm")
-    if program in INTERPRETERS:
-        return _interpreter_reads(rest, "r" if program == "php" else "eEp")
-    if program in ("source", "."):
-        return bool(rest) and rest[0] in _INPUT
-    if program == "ssh":
+    if program.is_interpreter:
+        return _interpreter_reads(program, rest)
+    if name in ("source", "."):
+        return bool(rest) and rest[0] in INPUT
+    if name == "ssh":
         return _ssh_reads(command)
-    if program in ("sudo", "doas"):
-        return any(text in _ASKS_FOR_A_SHELL for text in rest[:1])
-    if program in _PROGRAM_FILES:
-        return any(
-            text == "-f" and behind in _INPUT for text, behind in zip(rest, [*rest[1:], ""], strict=True)
-        ) or any(text.startswith("-f") and text[2:] in _INPUT for text in rest)
-    if program == "xargs":
+    if name == "xargs":
         return _xargs_reads(rest)
-    return program in _TAKES_COMMANDS and not any(text.startswith(_TAKES_COMMANDS[program]) for text in rest)
+    return program.input is not None and _takes_commands(program.input, rest)
+
+
+def _takes_commands(when: Input, rest: Sequence[str]) -> bool:
+    pairs = zip_longest(rest, rest[1:], fillvalue="")
+    if any(text in when.asks for text in rest[:1]) or any(_is_input_file(*pair, when) for pair in pairs):
+        return True
+    return when.unless is not None and not any(text.startswith(when.unless) for text in rest)
+
+
+def _is_input_file(text: str, behind: str, when: Input) -> bool:
+    """Whether an option names the input as a file of commands: `-f -`, `-f-`, `--file=-`."""
+    for option in when.files:
+        attached = text.removeprefix(option).removeprefix("=") if text.startswith(option) else ""
+        if (text == option and behind in INPUT) or attached in INPUT:
+            return True
+    return False
 
 
 def _shell_reads(rest: Sequence[str]) -> bool:
+    valued = _code_of(program_named("bash")).valued
     is_code = False
     at = 0
-    while at < len(rest) and rest[at][:1] in ("-", "+") and rest[at] not in _INPUT:
+    while at < len(rest) and rest[at][:1] in ("-", "+") and rest[at] not in INPUT:
         text = rest[at]
         if not text.startswith("--"):
             if "s" in text:
                 return True
             is_code = is_code or "c" in text
-        at += 2 if text in _VALUED else 1
+        at += 2 if text in valued else 1
     if is_code:
         return at < len(rest) and _STARTS_READER.search(rest[at]) is not None
-    return at >= len(rest) or rest[at] in _INPUT
+    return at >= len(rest) or rest[at] in INPUT
 
 
-def _interpreter_reads(rest: Sequence[str], letters: str) -> bool:
+def _interpreter_reads(program: Program, rest: Sequence[str]) -> bool:
+    code = _code_of(program)
+    letters = code.letters + ("m" if program.kind is Kind.PYTHON else "")
     at = 0
-    while at < len(rest) and rest[at].startswith("-") and rest[at] not in _INPUT:
+    while at < len(rest) and (
+        rest[at] in program.verbs or (rest[at].startswith("-") and rest[at] not in INPUT)
+    ):
         text = rest[at]
-        if text.startswith(("--eval", "--print", "--run", "--version", "--help", "-V", "-h")):
+        if is_long(text, code.long) or text.startswith(("--version", "--help", "-V", "-h")):
             return False
-        if text[1:2] != "-":
+        if text.startswith("-") and text[1:2] != "-":
             if any(letter in text[1:] for letter in letters):
                 return False
             if "i" in text[1:]:
                 return True  # it reads commands when its script has ended
-        at += 2 if text in _VALUED else 1
-    return at >= len(rest) or rest[at] in _INPUT
+        at += 2 if text in code.valued else 1
+    return at >= len(rest) or rest[at] in INPUT
+
+
+def _code_of(program: Program) -> Code:
+    return program.code or Code()
 
 
 def _ssh_reads(command: Sequence[Word]) -> bool:
+    reach = program_named("ssh").reach
+    valued = {f"-{letter}" for letter in reach.valued} if reach is not None else set[str]()
     at = 1
     while at < len(command) and command[at].text.startswith("-"):
-        at += 2 if command[at].text in _SSH_VALUED else 1
+        at += 2 if command[at].text in valued else 1
     there = command[at + 1 :]
     if not there:
         return True
@@ -350,8 +358,7 @@ def _ssh_reads(command: Sequence[Word]) -> bool:
 def _xargs_reads(rest: Sequence[str]) -> bool:
     """Whether a word of the input becomes program text: `xargs sh -c`, `xargs -I_ sh -c 'run _'`."""
     for at, text in enumerate(rest):
-        name = unversioned(text.rpartition("/")[2])
-        if not (name in SHELLS or name in INTERPRETERS or is_python(name)):
+        if not program_named(text.rpartition("/")[2]).is_interpreter:
             continue
         behind = rest[at + 1 :]
         if behind and behind[-1].startswith("-") and set("ceE") & set(behind[-1]):

@@ -24,9 +24,11 @@ from typing import NamedTuple
 
 from watchbill import limits
 from watchbill.fleet.permissions.network import host_of_device, hosts_of
+from watchbill.plans import programs
 from watchbill.plans.bash_reader import Reading, read_command
 from watchbill.plans.inputs import BUILT_INS
 from watchbill.plans.placeholders import Placeholder
+from watchbill.plans.programs import INPUT, Hides, Program, Wraps, code_in, program_named
 from watchbill.plans.second_reading import EXPANSION, VALUE, Word
 
 __all__ = ["ANYTHING", "Doubt", "Kind", "Part", "Split", "changes_lookup", "split"]
@@ -120,12 +122,7 @@ _PATTERN = re.compile(r"[*?{]|.\[|\[(?!\[?$)|^~")
 _RUNS_IN_ARITHMETIC = re.compile(r"[\[$`]")
 _SUBSTITUTION = re.compile(r"\$[({]|`")
 
-_SHELLS = frozenset({"bash", "sh", "dash", "ash", "zsh", "ksh", "mksh", "rbash", "fish", "csh", "tcsh"})
-_INTERPRETER = re.compile(
-    r"(?:python|pypy)\d*(?:\.\d+)*|perl[\d.]*|ruby[\d.]*|node|nodejs|php[\d.]*|lua[\d.]*|Rscript|tclsh|deno|bun"
-)
 _STANDARD = re.compile(r"/(?:usr/)?(?:local/)?s?bin/")
-_CODE_OPTION = re.compile(r"-[A-Za-z]*[ceEpr]|--(?:command|eval|print|run)(?:=.*)?", re.DOTALL)
 
 #: Builtins that run, or will run, text that they are given, or that change what names mean.
 _CODE_BUILTINS = frozenset({"trap", "mapfile", "readarray", "complete", "compgen", "bind", "fc", "coproc"})
@@ -134,85 +131,7 @@ _DECLARATIONS = frozenset({"export", "declare", "typeset", "local", "readonly"})
 #: They write to the variables that their words name.
 _NAMES_VARIABLES = frozenset({"read", "getopts", "unset", "let"})
 _STRUCTURES = frozenset({"case", "esac", "select", "function", "for"})
-
-
-class _Starter(NamedTuple):
-    """How a program that starts another one is written."""
-
-    flags: str = ""  # short options without a value
-    valued: str = ""  # short options with one
-    words: int = 0  # words of its own before the program
-    long: tuple[str, ...] = ()  # long options without a value, or with one behind =
-    is_harmless: bool = True
-    takes_assignments: bool = False
-
-
-_STARTERS: dict[str, _Starter] = {
-    "env": _Starter("i0v", "uC", long=("--ignore-environment", "--unset"), takes_assignments=True),
-    "nice": _Starter("0123456789", "n", long=("--adjustment",)),
-    "nohup": _Starter(),
-    "timeout": _Starter("v", "sk", 1, ("--foreground", "--preserve-status", "--kill-after", "--signal")),
-    "stdbuf": _Starter("", "ioe", long=("--input", "--output", "--error")),
-    "setsid": _Starter("cfw", long=("--fork", "--wait", "--ctty")),
-    "ionice": _Starter("t", "cn", long=("--class", "--classdata", "--ignore")),
-    "chrt": _Starter("abfimorR", "", 1),
-    "taskset": _Starter("ac", "", 1, ("--all-tasks", "--cpu-list")),
-    "time": _Starter("pvaq", "fo", long=("--verbose", "--portability")),
-    "exec": _Starter("cl", "a"),
-    "command": _Starter("p"),
-    "builtin": _Starter(),
-    "numactl": _Starter("", "NmCip", long=("--cpunodebind", "--membind", "--interleave", "--localalloc")),
-    "sudo": _Starter(
-        "AEHbnkPS",
-        "ugCDhpRrtT",
-        long=("--preserve-env", "--user", "--group"),
-        is_harmless=False,
-        takes_assignments=True,
-    ),
-    "doas": _Starter("nLs", "uC", is_harmless=False),
-    "xargs": _Starter(
-        "0rtxpo",
-        "nPILdasEi",
-        long=("--null", "--no-run-if-empty", "--max-args", "--max-procs", "--replace", "--max-lines"),
-        is_harmless=False,
-    ),
-    "strace": _Starter("fFqvdtTyc", "eoPsSu", is_harmless=False),
-    "chroot": _Starter("", "", 1, ("--userspec", "--groups", "--skip-chdir"), is_harmless=False),
-    "unshare": _Starter("muinpUCTrcf", "SGRw", is_harmless=False),
-    "firejail": _Starter("", is_harmless=False),
-}
-#: They run text that they are given.
-_TEXT_STARTERS = frozenset(
-    [
-        "parallel", "watch", "ssh", "su", "runuser", "script", "flock", "systemd-run", "at", "batch", "crontab",
-        "expect", "socat", "nc", "ncat", "gdb", "vim", "vi", "ex", "emacs", "ed", "screen", "tmux", "busybox",
-    ]
-)  # fmt: skip
-#: They start programs in ways that are not followed here. Only a rule about themselves allows them.
-_OPAQUE_STARTERS = _TEXT_STARTERS | frozenset(
-    [
-        "docker", "podman", "kubectl", "srun", "sbatch", "mpirun", "apptainer", "singularity", "nsenter", "bwrap",
-        "xvfb-run", "make", "pkexec", "run0", "machinectl", "setpriv", "capsh", "newgrp", "sg", "start-stop-daemon",
-        "dbus-run-session", "rlwrap", "unbuffer", "entr", "npm", "npx", "yarn", "uv", "conda", "poetry",
-    ]
-)  # fmt: skip
 _LOADER = re.compile(r"ld(?:-linux[\w.-]*|-musl[\w.-]*)?\.so(?:\.\d+)?")
-_FIND_STARTS = frozenset({"-exec", "-execdir", "-ok", "-okdir"})
-#: Arguments by which ordinary programs start others.
-_STARTING_ARGUMENTS: dict[str, re.Pattern[str]] = {
-    "tar": re.compile(r"--(?:checkpoint-action|to-command|use-compress-program|rsh-command)\b.*|-\w*[IF].*"),
-    "git": re.compile(r"-c|--exec-path.*|--config-env.*|--upload-pack.*|--receive-pack.*|.*!.*|ext::.*"),
-    "rsync": re.compile(r"-\w*e.*|--rsh.*|--rsync-path.*"),
-    "sed": re.compile(r"(?s).*(?:^|[;{}\s\d$/])e(?:\s.*|$)|.*/[gpiIm\d]*e[gpiIm\d]*(?:[;}\s].*)?$|-\w*f.*"),
-    "zip": re.compile(r"-T+|-TT.*|--unzip-command.*"),
-    "sort": re.compile(r"--compress-program.*"),
-    "man": re.compile(r"-[PH].*|--(?:pager|html).*"),
-    "curl": re.compile(r"-K.*|--config.*"),
-    "wget": re.compile(r"--use-askpass.*|-e.*|--execute.*"),
-    "scp": re.compile(r"-[So].*"),
-}
-_AWKS = frozenset({"awk", "gawk", "mawk", "nawk"})
-_AWK_STARTS = re.compile(r"system|getline|\||@load|-\w*[fil]|--(?:file|load|include)")
 
 
 # ------------------------------------------------------------------ splitting
@@ -371,31 +290,34 @@ class _Simple:
         if not words[0].is_known or _PATTERN.search(words[0].text.removesuffix(name)):
             # "$VENV/bin/python": the folder is known only when it runs, the program is not.
             self._doubt(Doubt.LOOKUP)
-        if name in _STARTERS:
-            self._starter(words, _STARTERS[name])
-        elif name in _SHELLS:
+        known = program_named(name)
+        wraps = known.wraps
+        if wraps is not None and wraps.behind:
+            self._find(words, wraps.behind)
+        elif wraps is not None and wraps.is_followed:
+            self._starter(words, wraps)
+        elif known.kind is programs.Kind.SHELL:
             self._shell(words)
-        elif _INTERPRETER.fullmatch(name):
-            self._interpreter(words)
+        elif known.is_interpreter:
+            self._interpreter(words, known)
         elif name == "eval":
             self._eval(words)
         elif name in ("source", "."):
             self._source(words)
         elif name in _CODE_BUILTINS or _LOADER.fullmatch(name):
             self._add(words, doubt=Doubt.CODE if self._reads_unknown(words) else Doubt.STRUCTURE)
-        elif name in _OPAQUE_STARTERS:
-            is_unknown = name in _TEXT_STARTERS and self._reads_unknown(words)
+        elif wraps is not None or known.hides is not Hides.NOTHING:
+            # Only a rule about the program itself allows it: what it starts is not followed here.
+            is_unknown = known.hides is Hides.TEXT and self._reads_unknown(words)
             self._add(words, is_opaque=True, doubt=Doubt.CODE if is_unknown else None)
-        elif name == "find":
-            self._find(words)
         else:
-            self._ordinary(words, name)
+            self._ordinary(words, name, known)
 
     @staticmethod
     def _reads_unknown(words: Sequence[_Piece]) -> bool:
         return any(not word.is_known or word.has_value for word in words[1:])
 
-    def _ordinary(self, words: Sequence[_Piece], name: str) -> None:
+    def _ordinary(self, words: Sequence[_Piece], name: str, known: Program) -> None:
         doubt = None
         if name in _LOOKUP_BUILTINS:
             doubt = Doubt.LOOKUP
@@ -403,12 +325,17 @@ class _Simple:
             self._declaration(words[1:])
         elif name in _NAMES_VARIABLES or (name == "printf" and any(word.text == "-v" for word in words)):
             self._named_variables(words[1:])
-        elif name in _AWKS or name in _STARTING_ARGUMENTS:
-            pattern = _AWK_STARTS if name in _AWKS else _STARTING_ARGUMENTS[name]
-            matches = pattern.search if name in _AWKS else pattern.fullmatch
-            if any(matches(word.text) for word in words[1:]):
-                doubt = Doubt.CODE if self._reads_unknown(words) else Doubt.STRUCTURE
+        elif self._may_start_others(words, known):
+            doubt = Doubt.CODE if self._reads_unknown(words) else Doubt.STRUCTURE
         self._add(words, doubt=doubt)
+
+    @staticmethod
+    def _may_start_others(words: Sequence[_Piece], known: Program) -> bool:
+        """Whether the arguments of an ordinary program make it run text or start programs."""
+        texts = [word.text for word in words[1:]]
+        if known.doubtful is not None and any(map(known.doubtful.search, texts)):
+            return True
+        return known.code is not None and any(True for _ in code_in(known, texts))
 
     def _declaration(self, words: Sequence[_Piece]) -> None:
         for word in words:
@@ -442,7 +369,7 @@ class _Simple:
             or _STANDARD.fullmatch(program.text.removesuffix(program.name)) is not None
         )
 
-    def _starter(self, words: Sequence[_Piece], starter: _Starter) -> None:
+    def _starter(self, words: Sequence[_Piece], starter: Wraps) -> None:
         if words[0].name == "command" and len(words) > 1 and words[1].text in ("-v", "-V"):
             self._add(words)
             return
@@ -470,7 +397,7 @@ class _Simple:
             _Simple(self._splitter, self._from_value, self._depth + 1).program(words)
 
     @staticmethod
-    def _past_options(words: Sequence[_Piece], starter: _Starter) -> int | None:
+    def _past_options(words: Sequence[_Piece], starter: Wraps) -> int | None:
         """Where the program begins; None where an option is not known."""
         at = 1
         while at < len(words) and words[at].text.startswith("-") and len(words[at].text) > 1:
@@ -491,11 +418,11 @@ class _Simple:
         at += starter.words
         return at if at <= len(words) or not starter.words else None
 
-    def _find(self, words: Sequence[_Piece]) -> None:
+    def _find(self, words: Sequence[_Piece], starts: tuple[str, ...]) -> None:
         self._add(words)
         at = 1
         while at < len(words):
-            if words[at].text in _FIND_STARTS:
+            if words[at].text in starts:
                 end = at + 1
                 while end < len(words) and words[end].text not in (";", "+"):
                     end += 1
@@ -534,34 +461,40 @@ class _Simple:
         else:
             self._script(words, words[at])
 
-    def _interpreter(self, words: Sequence[_Piece]) -> None:
-        at = 1
+    def _interpreter(self, words: Sequence[_Piece], known: Program) -> None:
+        texts = [word.text for word in words[1:]]
+        code = [words[1 + place] for place in code_in(known, texts)]
+        from_values = ("",) if any(word.has_value for word in code) else ()
+        is_known = all(word.is_known for word in code)
+        if not is_known or any(True for _ in code_in(known, texts, beside=False)):
+            self._add(words, doubt=None if is_known else Doubt.CODE, from_values=from_values)
+            return
+        self._scripted(words, known, from_values)
+
+    def _scripted(self, words: Sequence[_Piece], known: Program, from_values: tuple[str, ...]) -> None:
+        """An interpreter whose program is not in its words: in a module, in a script, or in its input."""
+        valued = known.code.valued if known.code is not None else ()
+        at = 2 if len(words) > 2 and words[1].text in known.verbs else 1
+        first = at
         while at < len(words):
             word = words[at]
-            if word.text == "-m" and at + 1 < len(words):
+            if known.kind is programs.Kind.PYTHON and word.text == "-m" and at + 1 < len(words):
                 # A module by its name: the rest are its arguments.
                 doubt = None if words[at + 1].is_known else Doubt.PROGRAM
-                self._add(words, doubt=doubt, from_values=("",) if words[at + 1].has_value else ())
-                return
-            if _CODE_OPTION.fullmatch(word.text):
-                code = words[at + 1 : at + 2] or [word]
-                doubt = None if all(each.is_known for each in code) else Doubt.CODE
-                self._add(
-                    words, doubt=doubt, from_values=("",) if any(each.has_value for each in code) else ()
-                )
+                self._add(words, doubt=doubt, from_values=("",) if words[at + 1].has_value else from_values)
                 return
             if not word.text.startswith("-") or len(word.text) == 1:
                 # Options before it may take values that are not told apart from the script.
-                is_unclear = at > 1 and any(each.has_value for each in words[1:] if each is not word)
-                self._script(words, word, ("",) if is_unclear else ())
+                is_unclear = at > first and any(each.has_value for each in words[1:] if each is not word)
+                self._script(words, word, ("",) if is_unclear else from_values)
                 return
-            at += 2 if word.text in ("-W", "-X") else 1
+            at += 2 if word.text in valued else 1
         is_question = len(words) > 1 and words[-1].text in ("--version", "-V", "-v", "--help", "-h")
-        self._add(words, doubt=None if is_question else Doubt.CODE)
+        self._add(words, doubt=None if is_question else Doubt.CODE, from_values=from_values)
 
     def _script(self, words: Sequence[_Piece], script: _Piece, from_values: tuple[str, ...] = ()) -> None:
         """A shell or an interpreter with a script: the script is the program."""
-        is_input = script.text in ("-", "/dev/stdin", "/dev/fd/0", "/proc/self/fd/0")
+        is_input = script.text in INPUT
         is_named = script.is_known or ANYTHING not in script.name
         doubt = Doubt.CODE if is_input or not is_named or not script.name else None
         if doubt is None and not script.is_known:
