@@ -376,6 +376,7 @@ class SpoolRules:
     workers: int = 1
     ordered: bool = False
     durability: Literal["wal", "event", "none"] = "wal"
+    shared: bool | None = None  # with other hosts; None: if it is on a network mount
     drain: bool = True  # by the daemon
     keep_done_ms: Millis = Millis(7 * 86_400_000)
     archive: str | None = None  # where finished events go instead of being deleted

@@ -317,15 +317,20 @@ class FileSystem:
 
     def open_folder(self, node: int, data: bytes, caller: Caller) -> bytes:
         found = self.nodes[node]
-        if found.listed is None or time.monotonic() >= found.listed_until:
-            found.listed = _listing(found.path)
-            found.listed_until = time.monotonic() + self.faults.hides_s
         handle = os.open(found.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        self.listings[handle] = found.listed
+        self.listings[handle] = self._listed(found)
         return OPENED.pack(handle, 0, 0)
+
+    def _listed(self, node: Node) -> list[tuple[str, int, int]]:
+        if node.listed is None or time.monotonic() >= node.listed_until:
+            node.listed = _listing(node.path)
+            node.listed_until = time.monotonic() + self.faults.hides_s
+        return node.listed
 
     def read_folder(self, node: int, data: bytes, caller: Caller) -> bytes:
         handle, offset, size = TRANSFER.unpack_from(data)[:3]
+        if offset == 0:  # from the beginning: POSIX promises that rewinddir sees what is there now
+            self.listings[handle] = self._listed(self.nodes[node])
         parts, used = [], 0
         for at, (name, number, kind) in enumerate(self.listings[handle][offset:], start=offset + 1):
             encoded = os.fsencode(name)

@@ -144,6 +144,11 @@ class SpoolTable(Table):
         default="wal",
         description="How an event is made safe: by a log, by syncing each file (network mounts), or not at all.",
     )
+    shared: bool | None = Field(
+        default=None,
+        description="Whether other hosts use its folder, too; if it is on a network mount otherwise.",
+        examples=[True],
+    )
     drain: bool = Field(
         default=True, description="Whether `watchbill up` drains it; other processes always may."
     )
@@ -231,6 +236,9 @@ def _check_broker(name: str, table: SpoolTable) -> Iterator[Wrong]:
     if table.durability != "wal":
         text = "means nothing with backend nats: the servers decide it (sync_interval: always)"
         yield ("spool", name, "durability"), text, "remove it"
+    if table.shared is not None:
+        text = "means nothing with backend nats: a spool there is always for several hosts"
+        yield ("spool", name, "shared"), text, "remove it"
     if table.archive is not None:
         text = "cannot be used with backend nats: the servers delete finished events"
         yield ("spool", name, "archive"), text, "remove it"
@@ -280,6 +288,7 @@ def build_spool(name: str, table: SpoolTable, base: Path, nats: catalog.NatsRule
         workers=table.workers,
         ordered=table.ordered,
         durability=table.durability,
+        shared=table.shared,
         drain=table.drain,
         keep_done_ms=table.keep_done,
         archive=below_root(base, table.archive) if table.archive else None,

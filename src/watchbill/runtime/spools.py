@@ -54,7 +54,9 @@ def open_spool(rules: SpoolRules, root: Path, *, signed: bool = False) -> AnySpo
             replicas=rules.nats.replicas,
             keep_done_s=rules.keep_done_ms / 1000,
         )
-    return Spool(folder_of(rules, root), durability=rules.durability, attempts=rules.attempts, signer=signer)
+    return Spool(
+        folder_of(rules, root), durability=rules.durability, attempts=rules.attempts, signer=signer, shared=rules.shared
+    )  # fmt: skip
 
 
 def _reach_of(rules: SpoolRules, root: Path) -> Reach:

@@ -36,10 +36,12 @@ class AsyncSpool:
         attempts: int = 3,
         event_bytes_max: int = EVENT_BYTES_MAX,
         signer: Signer | None = None,
+        shared: bool | None = None,
     ) -> None:
         self.spool = Spool(
-            path, durability=durability, attempts=attempts, event_bytes_max=event_bytes_max, signer=signer
-        )
+            path, durability=durability, attempts=attempts, event_bytes_max=event_bytes_max, signer=signer,
+            shared=shared,
+        )  # fmt: skip
         self._event_bytes_max = event_bytes_max
         self._commits = ThreadPoolExecutor(1, thread_name_prefix="watchbill-commit")
         self._consumes = ThreadPoolExecutor(1, thread_name_prefix="watchbill-consume")

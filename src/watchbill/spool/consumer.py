@@ -24,8 +24,9 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
-from watchbill.files.atomic import make_subfolder, rename_noreplace, write_file
+from watchbill.files.atomic import make_subfolder, write_file
 from watchbill.files.host import host_name
 from watchbill.files.owner import Owner
 from watchbill.spool.faults import LeaseLost, SpoolBroken, SpoolFull, SpoolLayout, disk_fault
@@ -62,9 +63,8 @@ class Consumer:
 
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
-        self._owner = Owner(
-            layout.folder(State.IN_FLIGHT), f"{host_name()}.{os.getpid()}.{os.urandom(4).hex()}"
-        )
+        name = f"{host_name()}.{os.getpid()}.{os.urandom(4).hex()}"
+        self._owner = Owner(layout.folder(State.IN_FLIGHT), name, beats=layout.is_shared)
         self.fd, self.path = self._owner.fd, self._owner.path
         self._root_fd = layout.root_fd
         self._candidates = Candidates(layout)
@@ -153,7 +153,7 @@ class Consumer:
             if not batch or len(leases) != self._batch_leases or any(each.batch != batch for each in leases):
                 return False
             try:
-                os.rename(batch[:-1], batch[:-1], src_dir_fd=self._owner.fd, dst_dir_fd=self._done_fd)
+                self._layout.take(batch[:-1], batch[:-1], src_dir_fd=self._owner.fd, dst_dir_fd=self._done_fd)
             except FileNotFoundError:
                 return False
             os.close(self._batch_fd)
@@ -198,7 +198,9 @@ class Consumer:
             self._make(folder)
             with self._layout.entered(folder) as target:
                 write_file(temporary, reason_bytes(name, lease.attempt, reason), dir_fd=self._owner.fd)
-                os.rename(temporary, f"{name}.reason.json", src_dir_fd=self._owner.fd, dst_dir_fd=target)
+                self._layout.give(
+                    temporary, f"{name}.reason.json", src_dir_fd=self._owner.fd, dst_dir_fd=target
+                )
         except OSError as error:
             raise disk_fault(error, f"write the reason of {name}") from error
         self._move(lease, folder, name)
@@ -240,7 +242,7 @@ class Consumer:
                 lease = self._claim_foreign(path, name, target, folder)
             else:
                 leased = own[0] if counts else name
-                os.rename(path, leased, src_dir_fd=self._layout.queue_fd, dst_dir_fd=target)
+                self._layout.take(path, leased, src_dir_fd=self._layout.queue_fd, dst_dir_fd=target)
                 lease = Lease(leased, own[1], True, folder, folder + leased)
         except FileNotFoundError:
             if os.fstat(target).st_nlink:
@@ -263,7 +265,7 @@ class Consumer:
         mtime_ns = os.stat(path, dir_fd=queue, follow_symlinks=False).st_mtime_ns
         attempt = attempt_of(name) + 1
         leased = with_attempt(safe_stem(name, mtime_ns), attempt)
-        moved = move_unique(path, leased, src_dir_fd=queue, dst_dir_fd=target)
+        moved = move_unique(self._layout.take, path, leased, src_dir_fd=queue, dst_dir_fd=target)
         return Lease(moved, attempt, False, folder, folder + moved)
 
     def _open_batch(self) -> tuple[int, str]:
@@ -293,12 +295,13 @@ class Consumer:
     def _move(self, lease: Lease, folder: str, name: str) -> None:
         """Move a leased file; a foreign one finds another name rather than replace a file."""
         source = self._owner.fd
+        rename = self._layout.give if folder == State.QUEUE.value else self._layout.take
         try:
             with self._layout.entered(folder) as target:
                 if lease.own:
-                    os.rename(lease.path, name, src_dir_fd=source, dst_dir_fd=target)
+                    rename(lease.path, name, src_dir_fd=source, dst_dir_fd=target)
                 else:
-                    move_unique(lease.path, name, src_dir_fd=source, dst_dir_fd=target)
+                    move_unique(rename, lease.path, name, src_dir_fd=source, dst_dir_fd=target)
         except FileNotFoundError as error:
             raise LeaseLost(f"{lease.name} is no longer leased to {self._owner.name}") from error
         except OSError as error:
@@ -317,7 +320,7 @@ class Consumer:
 
     def _finish(self, lease: Lease) -> bool:
         try:
-            os.rename(lease.path, lease.name, src_dir_fd=self._owner.fd, dst_dir_fd=self._done_fd)
+            self._layout.take(lease.path, lease.name, src_dir_fd=self._owner.fd, dst_dir_fd=self._done_fd)
         except FileNotFoundError:
             return False
         except OSError as error:
@@ -370,12 +373,20 @@ def rest_after(attempt: int) -> float:
     return min(BACKOFF_LAST_S, BACKOFF_FIRST_S * 2 ** (attempt - 1))
 
 
-def move_unique(source: str, target: str, *, src_dir_fd: int, dst_dir_fd: int) -> str:
+class Rename(Protocol):
+    """A rename of a `Layout`: `take` or `give`."""
+
+    def __call__(
+        self, source: str, target: str, *, src_dir_fd: int, dst_dir_fd: int, new: bool = False
+    ) -> None: ...
+
+
+def move_unique(rename: Rename, source: str, target: str, *, src_dir_fd: int, dst_dir_fd: int) -> str:
     """Rename without ever replacing a file; return the new path."""
     path = target
     while True:
         try:
-            rename_noreplace(source, path, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd)
+            rename(source, path, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd, new=True)
             return path
         except FileExistsError:
             folder, slash, name = target.rpartition("/")

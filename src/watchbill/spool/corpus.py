@@ -4,6 +4,8 @@
 leaves out ids it knows, writes the rest with one write and one fdatasync, and returns: everything it was
 given is then on stable storage. Events are appended byte for byte. After a failed write no partial line
 is left; after a failed sync the new bytes are taken back and the descriptor is never synced again.
+
+The lock does not reach other hosts: on a network mount a corpus belongs to the host that first appended to it.
 """
 
 import contextlib
@@ -25,9 +27,10 @@ from watchbill.files.atomic import (
     pwrite_all,
     sync_data,
 )
-from watchbill.files.disk import DISK_FULL
+from watchbill.files.disk import DISK_FULL, mount_of
 from watchbill.spool.events import Id, decode, event_id, id_digest
 from watchbill.spool.faults import EventRefused, SpoolBroken, disk_fault
+from watchbill.spool.host_mark import refuse_other_host
 from watchbill.spool.ids import Ids
 from watchbill.spool.limits import IDS_TAIL_BYTES_MAX
 
@@ -134,6 +137,8 @@ class Corpus:
 
     def _open(self) -> None:
         make_folder(self.path.parent)
+        if mount_of(self.path.parent).is_network:
+            refuse_other_host(self.path.with_name(self.path.name + ".host"), f"the corpus {self.path}")
         self._fd = open_shared(self.path, os.O_RDWR | os.O_NOFOLLOW)
         fsync_folder(self.path.parent)
         self._end = -1

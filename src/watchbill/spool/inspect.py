@@ -302,7 +302,7 @@ def _refuse_living(layout: Layout, entry: Entry, force: bool, holder: bool) -> N
     if force or not entry.folder:
         return
     worker = layout.folder(State.IN_FLIGHT) / entry.folder.split("/")[0]
-    lock = take_dead(worker, make_lock=False)
+    lock = take_dead(worker, make_lock=False, witness=layout.witness)
     is_held = lock is None and (worker / LOCK_NAME).exists()
     if lock is not None:
         os.close(lock)
@@ -317,7 +317,8 @@ def _move(layout: Layout, entry: Entry, state: State, name: str, folder_name: st
     inside = os.fspath(entry.path.parent.relative_to(layout.root))
     try:
         with layout.entered(inside) as source, layout.entered(folder_name or state.value) as folder:
-            return move_unique(entry.path.name, name, src_dir_fd=source, dst_dir_fd=folder)
+            rename = layout.give if state is State.QUEUE else layout.take
+            return move_unique(rename, entry.path.name, name, src_dir_fd=source, dst_dir_fd=folder)
     except FileNotFoundError as error:
         raise SpoolLayout(f"{entry.name} has moved meanwhile; look again") from error
     except OSError as error:

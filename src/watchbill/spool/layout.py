@@ -10,17 +10,25 @@ the daemon report it.
 One of them may also put a link in place of a folder, to have others move files out of, or into, a folder of their own.
 No link is followed: folders are opened one by one below the root, and a spool with a link in place of a folder is
 refused, also while it is in use. The root itself is the operator's choice, and may be a link.
+
+A spool on a network mount is shared with other hosts. There no lock and no inotify event crosses hosts, replies to
+renames get lost, and changes of other hosts show up late: renames go through `lossy`, and a `Witness` says which
+workers live.
 """
 
 import contextlib
+import errno
 import os
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 
-from watchbill.files.atomic import make_folder
+from watchbill.files.atomic import make_folder, rename_noreplace
 from watchbill.files.disk import mount_of
+from watchbill.files.limits import SILENCE_S_MAX
+from watchbill.files.lossy import move_away, move_here
+from watchbill.files.witness import Witness
 from watchbill.spool.faults import SpoolLayout, disk_fault
 from watchbill.spool.limits import BARRED_MAX, FOLDER_DEPTH_MAX
 from watchbill.spool.names import is_event, stem_of
@@ -39,6 +47,8 @@ __all__ = [
 
 #: How a folder is opened: never through a link.
 FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+#: Errors of a descriptor whose mount was taken away.
+_MOUNT_GONE = frozenset({errno.ENOTCONN, errno.ESTALE, errno.EIO, errno.ENODEV})
 _NO_FOLDER = (
     "{} is a link or a file in place of a folder of the spool, and nothing is read or written through it; "
     "find out who put it there, and put the folder back"
@@ -89,20 +99,52 @@ class Layout:
     root_fd: int
     queue_fd: int
     barred: Barred = field(default_factory=Barred)  # entries that this process may not touch
+    witness: Witness | None = None  # of workers on other hosts; None where this host has the disk alone
+    is_mounted: bool = False  # over the network, or by a program
 
     @classmethod
-    def open(cls, root: Path) -> "Layout":
-        """Make the folders that are missing and open all. Raises SpoolLayout, SpoolFull or SpoolBroken."""
+    def open(cls, root: Path, *, shared: bool | None = None) -> "Layout":
+        """Make the folders that are missing and open all. Raises SpoolLayout, SpoolFull or SpoolBroken.
+
+        `shared` says whether other hosts use it, too; None: if it is on a network mount.
+        """
         root = root.absolute()
         try:
             _make_folders(root)
             _check_one_filesystem(root, [root / state.value for state in State])
+            is_mounted = mount_of(root).is_network
             root_fd = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            return cls(root, root_fd, os.open("queue", FOLDER, dir_fd=root_fd))
+            layout = cls(root, root_fd, os.open("queue", FOLDER, dir_fd=root_fd), is_mounted=is_mounted)
+            layout.witness = Witness() if (is_mounted if shared is None else shared) else None
+            return layout
         except (NotADirectoryError, FileExistsError) as error:
             raise SpoolLayout(f"{error.filename} is not a folder; a spool needs folders there") from error
         except OSError as error:
             raise disk_fault(error, f"open the spool {root}") from error
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether other hosts use it, too."""
+        return self.witness is not None
+
+    def take(self, source: str, target: str, *, src_dir_fd: int, dst_dir_fd: int, new: bool = False) -> None:
+        """Rename to a name that only we use; with `new` nothing is replaced. Raises OSError."""
+        if self.is_shared:
+            move_here(source, target, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd, new=new)
+        else:
+            (rename_noreplace if new else os.rename)(
+                source, target, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd
+            )
+
+    def give(self, source: str, target: str, *, src_dir_fd: int, dst_dir_fd: int, new: bool = False) -> None:
+        """Rename a file of ours to a place where others may take it at once; with `new` nothing is replaced. Raises
+        OSError, but none on a shared mount whose source is gone: its reply was lost."""
+        if self.is_shared:
+            move_away(source, target, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd, new=new)
+        else:
+            (rename_noreplace if new else os.rename)(
+                source, target, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd
+            )
 
     def check(self) -> None:
         """Raises SpoolLayout when a link is in place of a folder."""
@@ -140,14 +182,34 @@ class Layout:
         Raises OSError, and what `open` raises.
         The old descriptors stay open: another thread may be using them, and their numbers must not be reused.
         """
+        self._refuse_bare_mount_point()
         _make_folders(self.root)
-        if not os.path.samestat(os.fstat(self.queue_fd), os.stat(self.root / "queue")):
+        if not self._is_open(self.root / "queue"):
             new = Layout.open(self.root)
             self.root_fd, self.queue_fd = new.root_fd, new.queue_fd
 
+    def _is_open(self, queue: Path) -> bool:
+        try:
+            return os.path.samestat(os.fstat(self.queue_fd), os.stat(queue))
+        except OSError as error:
+            if error.errno in _MOUNT_GONE:
+                return False
+            raise
+
+    def _refuse_bare_mount_point(self) -> None:
+        """Raises SpoolLayout if the mount is away: a spool that is made below it would take events in its place."""
+        if not self.is_mounted:
+            return
+        found = self.root
+        while not found.exists():
+            found = found.parent
+        if not mount_of(found).is_network:
+            raise SpoolLayout(f"the mount of {self.root} is away; mount it again, and the spool goes on")
+
     def close(self) -> None:
-        os.close(self.queue_fd)
-        os.close(self.root_fd)
+        for fd in (self.queue_fd, self.root_fd):
+            with contextlib.suppress(OSError):  # of a mount that is gone; the descriptor is free all the same
+                os.close(fd)
 
 
 @contextlib.contextmanager
@@ -203,7 +265,10 @@ def storage_warnings(path: Path) -> list[str]:
     if mount.kind == "overlay":
         found.append(f"{where} is a container layer: it goes with the container")
     if mount.is_network:
-        found.append(f"{where} is mounted over the network or by a program: use durability='event'")
+        found.append(
+            f"{where} is mounted over the network or by a program: each event is synced by itself, and a worker "
+            f"on another host is taken for dead after {SILENCE_S_MAX:.0f} s of silence"
+        )
     if mount.is_read_only:
         found.append(f"{path}: the file system at {mount.point} is mounted read-only")
     if mount.lacks_journal:

@@ -75,7 +75,7 @@ class Producer:
         self._stamps = Stamps()
         self._logged = durability == "wal"
         self.writer = new_writer()
-        self._owner = Owner(layout.temporary, self.writer)
+        self._owner = Owner(layout.temporary, self.writer, beats=layout.is_shared)
         self._publisher = Publisher(layout, self._owner, self._stamps, sync=durability == "event")
         self._mutex = threading.Lock()
         self._quiet = threading.Condition(self._mutex)

@@ -60,10 +60,13 @@ class Publisher:
             self._publish_signatures(signatures, sync)
         if len(plain) >= FOLDER_BATCH_MIN and not self._fits_flat(len(plain)):
             self._publish_folders(plain, shown, sync)
-            return
-        self._publish_files(plain, shown, sync)
-        if sync:
-            self._sync_queue_folders(shown)
+        else:
+            self._publish_files(plain, shown, sync)
+            if sync:
+                self._sync_queue_folders(shown)
+        if self._layout.is_shared:
+            # A file that is gone from our folder was shown, unless another host has given us up and removed it.
+            self._owner.refuse_if_ended()
 
     def take_back(self, shown: Sequence[str]) -> None:
         """Remove files that were shown before the rest failed. A file that was leased meanwhile stays leased."""
@@ -90,11 +93,11 @@ class Publisher:
     def _show(self, name: str) -> str:
         target = self._place() + name
         try:
-            os.rename(name, target, src_dir_fd=self._owner.fd, dst_dir_fd=self._layout.queue_fd)
+            self._layout.give(name, target, src_dir_fd=self._owner.fd, dst_dir_fd=self._layout.queue_fd)
         except FileNotFoundError:
             # Our bucket was removed by hand; a consumer only removes buckets that are not used any more.
             target = self._place(fresh=True) + name
-            os.rename(name, target, src_dir_fd=self._owner.fd, dst_dir_fd=self._layout.queue_fd)
+            self._layout.give(name, target, src_dir_fd=self._owner.fd, dst_dir_fd=self._layout.queue_fd)
         return target
 
     def _publish_folders(self, records: Sequence[Record], shown: list[str], sync: bool) -> None:
@@ -103,7 +106,7 @@ class Publisher:
             part = records[first : first + BUCKET_FILES_MAX]
             folder = f"{part[0].name[:36]}.n{len(part)}"
             self._write_folder(folder, part, sync)
-            os.rename(folder, folder, src_dir_fd=self._owner.fd, dst_dir_fd=self._layout.queue_fd)
+            self._layout.give(folder, folder, src_dir_fd=self._owner.fd, dst_dir_fd=self._layout.queue_fd)
             shown += [f"{folder}/{record.name}" for record in part]
         if sync:
             os.fsync(self._layout.queue_fd)
@@ -132,7 +135,7 @@ class Publisher:
         with self._layout.entered(folder.name) as target:
             for record in records:
                 write_file(record.name, record.content + b"\n", dir_fd=self._owner.fd, sync=sync)
-                os.rename(record.name, record.name, src_dir_fd=self._owner.fd, dst_dir_fd=target)
+                self._layout.give(record.name, record.name, src_dir_fd=self._owner.fd, dst_dir_fd=target)
         if sync:
             self._sync_folder(self._layout.root_fd, folder.name)
             os.fsync(self._layout.root_fd)

@@ -95,13 +95,19 @@ class Spool:
         event_bytes_max: int = EVENT_BYTES_MAX,
         signer: Signer | None = None,
         foreign_lease_s: float = FOREIGN_LEASE_S,
+        shared: bool | None = None,
     ) -> None:
+        """`shared` says whether other hosts use this folder, too; None: if it is on a network mount. Then `wal` acts as
+        `event`: no host could replay the log of another one that may still live."""
         if durability not in ("wal", "event", "none"):
             raise ValueError(f"durability is wal, event or none, not {durability!r}")
         if attempts < 1:
             raise ValueError("attempts must be at least 1")
         self.path = Path(path)
-        self.durability: Durability = durability
+        self._parts = _Parts(Layout.open(self.path, shared=shared))
+        self.durability: Durability = (
+            "event" if durability == "wal" and self._parts.layout.is_shared else durability
+        )
         self.attempts = attempts
         self._event_bytes_max = event_bytes_max
         self._recovery = Rules(attempts, foreign_lease_s)
@@ -111,7 +117,6 @@ class Spool:
         self._known: set[str] | None = None  # stems of all events, once they were needed
         self._recovered_at_s: float | None = None
         self.given_up = 0  # events poisoned before delivery: unreadable, or their workers died
-        self._parts = _Parts(Layout.open(self.path))
         self._finalizer = weakref.finalize(self, self._parts.close_all)
 
     @property
@@ -341,8 +346,9 @@ class Spool:
             watch.wake()
 
     def take_turn(self) -> bool:
-        """Whether this Spool is the only one that may lease now; `ordered` drains ask before each batch."""
-        return self._turn.take(self.layout.root)
+        """Whether this Spool is the only one that may lease now; `ordered` drains ask before each batch. Raises
+        SpoolBroken on a shared mount where another host keeps the order."""
+        return self._turn.take(self.layout.root, shared=self.layout.is_shared)
 
     def let_turn_go(self) -> None:
         """Let another worker have the turn."""

@@ -1,6 +1,7 @@
 """Recovery: events that crashed workers left in flight go back to the queue.
 
-Takes only folders that it can lock, so it never takes events from a worker that is alive. An event that has used up its
+Takes only folders that it can lock, so it never takes events from a worker that is alive; on a mount that other hosts
+share, their workers are dead after a silence (`Witness`). An event that has used up its
 attempts (it may be the cause of its workers' deaths) goes to poison instead, unless it is stored already: then the next
 worker only has to finish it. Files that a foreign program leased without a lock are taken back ten minutes after they
 were leased or touched, also at a start: until then a living worker cannot be told from a dead one.
@@ -63,7 +64,7 @@ def recover(layout: Layout, rules: Rules) -> Recovered:
         except PermissionError as error:
             layout.barred.note(folder / name, error)  # another user's: the others are put back all the same
     with layout.entered(State.IN_FLIGHT.value) as inside:
-        sweep_newborns(inside)
+        sweep_newborns(inside, shared=layout.is_shared)
     return result
 
 
@@ -81,7 +82,7 @@ def _recover_folder(layout: Layout, folder: Path, rules: Rules, result: Recovere
                 _take_back(layout, path, rules, result, attempt_of(path.name) + 1)
         return
     with layout.entered(State.IN_FLIGHT.value) as workers:
-        lock = take_dead(folder.name, make_lock=_is_worker(folder), dir_fd=workers)
+        lock = take_dead(folder.name, make_lock=_is_worker(folder), dir_fd=workers, witness=layout.witness)
         if lock is None:
             return
         try:
@@ -141,10 +142,11 @@ def _take_back(layout: Layout, path: Path, rules: Rules, result: Recovered, atte
     inside = os.fspath(path.parent.relative_to(layout.root))
     try:
         with layout.entered(inside) as source, layout.entered(state.value) as target:
+            rename = layout.take if worn_out else layout.give
             if is_own(name):
-                os.rename(path.name, name, src_dir_fd=source, dst_dir_fd=target)
+                rename(path.name, name, src_dir_fd=source, dst_dir_fd=target)
             else:
-                move_unique(path.name, name, src_dir_fd=source, dst_dir_fd=target)
+                move_unique(rename, path.name, name, src_dir_fd=source, dst_dir_fd=target)
     except FileNotFoundError:
         return  # its holder finished it, or another recovery was faster
     result.returned += not worn_out

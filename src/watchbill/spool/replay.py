@@ -21,6 +21,7 @@ from typing import NamedTuple
 from watchbill.files.atomic import open_folder, open_shared, put_file, sync_filesystem, write_file
 from watchbill.files.disk import DISK_FAULTS, mount_id
 from watchbill.files.host import boot_id
+from watchbill.files.limits import WRITER_SILENCE_S_MAX
 from watchbill.files.owner import LOCK_NAME, Owner, remove_folder, sweep_newborns, take_dead
 from watchbill.spool.faults import SpoolLayout
 from watchbill.spool.layout import Layout, State, events_inside, reached
@@ -116,7 +117,7 @@ def _logs(logs: int) -> list[str]:
 def _is_alive(folders: _Folders, log_name: str) -> bool:
     writer = log_name[:16]
     try:
-        fd = take_dead(writer, make_lock=False, dir_fd=folders.temporary)
+        fd = _taken(folders, writer, make_lock=False)
     except PermissionError as error:
         folders.layout.barred.note(folders.layout.temporary / writer, error)
         return True
@@ -159,10 +160,17 @@ def _dead(folders: _Folders, logs: Sequence[str]) -> Generator[list[str]]:
 def _take_writer(folders: _Folders, writer: str) -> int | None:
     """Lock a dead writer's folder; None while it lives, and if only another user may open it."""
     try:
-        return take_dead(writer, dir_fd=folders.temporary)
+        return _taken(folders, writer)
     except PermissionError as error:
         folders.layout.barred.note(folders.layout.temporary / writer, error)
         return None
+
+
+def _taken(folders: _Folders, writer: str, *, make_lock: bool = True) -> int | None:
+    witness = folders.layout.witness
+    return take_dead(
+        writer, make_lock=make_lock, dir_fd=folders.temporary, witness=witness, silence_s=WRITER_SILENCE_S_MAX
+    )
 
 
 def _is_there(folder: int, path: str) -> bool:
@@ -331,7 +339,7 @@ def _found(layout: Layout, wanted: set[str]) -> dict[str, str]:
 
 def _show(layout: Layout, missing: Sequence[Record], damaged: Sequence[tuple[str, Record]]) -> None:
     """Make missing files and restore damaged ones. Raises OSError: then the log stays."""
-    owner = Owner(layout.temporary, new_writer())
+    owner = Owner(layout.temporary, new_writer(), beats=layout.is_shared)
     try:
         for path, record in damaged:
             write_file("restored", record.content + b"\n", dir_fd=owner.fd)
@@ -361,7 +369,7 @@ def _quarantine(layout: Layout, log: str, torn: Torn) -> None:
 
 def _sweep_writers(folders: _Folders) -> None:
     """Remove half-written files of dead writers, whose logs have been replayed before."""
-    sweep_newborns(folders.temporary)
+    sweep_newborns(folders.temporary, shared=folders.layout.is_shared)
     living_logs = {name[:16] for name in _logs(folders.logs)}
     for name in os.listdir(folders.temporary):
         if not _WRITER.fullmatch(name) or name in living_logs:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from watchbill.files.atomic import fsync_folder, make_subfolder
 from watchbill.files.host import host_name
+from watchbill.files.lossy import move_here
 from watchbill.files.owner import LEASE_NAME, Owner, remove_folder, take_dead
 from watchbill.spool.consumer import done_folder, move_unique
 from watchbill.spool.faults import LeaseLost, SpoolBroken, disk_fault
@@ -39,7 +40,10 @@ def dequeue(spool: Spool, term: Term) -> tuple[Path, Item] | None:
         try:
             write_term(owner.path, term)
             path = owner.path / item.name
-            os.rename(item.path, path)
+            if spool.layout.is_shared:
+                move_here(os.fspath(item.path), os.fspath(path))
+            else:
+                os.rename(item.path, path)
         finally:
             owner.abandon()  # unlocked: from here on the term counts
     except OSError as error:
@@ -76,7 +80,11 @@ def done(spool: Spool, path: Path) -> str:
         make_subfolder(folder, dir_fd=layout.root_fd)
         source = os.fspath(entry.path.relative_to(layout.root))
         target = move_unique(
-            source, f"{folder}/{entry.name}", src_dir_fd=layout.root_fd, dst_dir_fd=layout.root_fd
+            layout.take,
+            source,
+            f"{folder}/{entry.name}",
+            src_dir_fd=layout.root_fd,
+            dst_dir_fd=layout.root_fd,
         )
         fsync_folder(layout.root / folder)
         fsync_folder(layout.folder(State.DONE))

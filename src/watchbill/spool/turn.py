@@ -1,6 +1,7 @@
 """The turn of a spool: one worker at a time on the whole spool, where the order of arrival must be kept.
 
 A lock on a file of the spool, held until it is let go. A spool that was moved has another file, and another turn.
+Locks do not reach other hosts: on a shared mount one host keeps the order, the first that asked (`host_mark`).
 """
 
 import fcntl
@@ -9,6 +10,7 @@ from pathlib import Path
 
 from watchbill.files.atomic import make_folder, open_shared
 from watchbill.spool.faults import disk_fault
+from watchbill.spool.host_mark import refuse_other_host
 
 __all__ = ["Turn"]
 
@@ -19,7 +21,7 @@ class Turn:
     def __init__(self) -> None:
         self._fd = -1
 
-    def take(self, root: Path) -> bool:
+    def take(self, root: Path, *, shared: bool = False) -> bool:
         """Whether it is ours now. Raises SpoolFull or SpoolBroken."""
         path = root / ".ordered.lock"
         try:
@@ -27,6 +29,8 @@ class Turn:
                 return True
             self.let_go()  # the lock of a spool that was moved
             make_folder(path.parent)
+            if shared:
+                refuse_other_host(root / ".ordered.host", f"the order of {root}")
             fd = open_shared(path, os.O_RDWR)
         except OSError as error:
             raise disk_fault(error, "open the lock that keeps the order") from error

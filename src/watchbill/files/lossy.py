@@ -1,0 +1,100 @@
+"""Renames on network mounts, which lose replies: a client that sends its request again is told that there is no such
+file, although the first one was carried out.
+
+What a client knows of names is cached, also that there is none, so neither a look nor a listing says what is so. Only
+the server decides an act that one client can win: a folder is made under the name in question. If it is taken, the
+file is there. A folder in place of an event is ignored by everybody who looks meanwhile, except in `queue/`, whose
+names any worker may rename: there the question is asked about the source.
+"""
+
+import contextlib
+import errno
+import os
+import stat
+
+from watchbill.files.atomic import rename_noreplace
+
+__all__ = ["REPLY_LOST", "is_on_server", "move_away", "move_here"]
+
+#: What a client answers when it does not know whether the server has carried out a rename.
+REPLY_LOST = frozenset({errno.ENOENT, errno.EIO, errno.ETIMEDOUT, errno.ESTALE})
+#: Of these, the ones after which it is tried again: the source may still be there.
+_AGAIN = REPLY_LOST - {errno.ENOENT}
+_TRIES = 3
+
+
+def move_here(
+    source: str,
+    target: str,
+    *,
+    src_dir_fd: int | None = None,
+    dst_dir_fd: int | None = None,
+    new: bool = False,
+) -> None:
+    """Rename what others may take, too, to a name that only we use: carried out if the target is there.
+
+    With `new` it raises FileExistsError rather than replace a file. Else raises OSError.
+    """
+    for last in range(1, _TRIES + 1):
+        try:
+            _rename(source, target, src_dir_fd, dst_dir_fd, new)
+            return
+        except OSError as error:
+            if error.errno not in REPLY_LOST:
+                raise
+            if is_on_server(target, dir_fd=dst_dir_fd):
+                return
+            if last == _TRIES or error.errno not in _AGAIN:
+                raise
+
+
+def move_away(
+    source: str,
+    target: str,
+    *,
+    src_dir_fd: int | None = None,
+    dst_dir_fd: int | None = None,
+    new: bool = False,
+) -> None:
+    """Rename what only we move to a place where others may take it at once: carried out if the source is gone."""
+    for last in range(1, _TRIES + 1):
+        try:
+            _rename(source, target, src_dir_fd, dst_dir_fd, new)
+            return
+        except OSError as error:
+            if error.errno not in REPLY_LOST:
+                raise
+            if not is_on_server(source, dir_fd=src_dir_fd):
+                return
+            if last == _TRIES:
+                raise
+
+
+def is_on_server(name: str, *, dir_fd: int | None = None) -> bool:
+    """Whether a file, or a folder that is not empty, has this name now, whatever the caches of this client say."""
+    try:
+        os.mkdir(name, 0o700, dir_fd=dir_fd)
+    except FileExistsError:
+        with contextlib.suppress(FileNotFoundError):
+            if not stat.S_ISDIR(os.stat(name, dir_fd=dir_fd, follow_symlinks=False).st_mode):
+                return True
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.ESTALE):  # the folder around it is gone
+            return False
+        raise
+    try:
+        os.rmdir(name, dir_fd=dir_fd)
+    except OSError as error:
+        if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
+            return True
+        if error.errno not in (errno.ENOENT, errno.ESTALE):
+            raise
+    return False
+
+
+def _rename(source: str, target: str, src_dir_fd: int | None, dst_dir_fd: int | None, new: bool) -> None:
+    if new:
+        assert src_dir_fd is not None and dst_dir_fd is not None
+        rename_noreplace(source, target, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd)
+    else:
+        os.rename(source, target, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd)
