@@ -415,6 +415,7 @@ async def _open(driver: Driver, server: Server, setting: _Setting, batches: Batc
         library=setting.library,
     )
     await gateway.start_batches()
+    await gateway.resume_responses()
     try:
         serving = await serve(gateway, server.host, server.port)
     except socket.gaierror as error:

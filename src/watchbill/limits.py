@@ -587,6 +587,9 @@ RESPONSE_TURNS_BYTES_MAX = 8 * 2**20
 RESPONSES_BACKGROUND_MAX = 256
 #: How long a cancelled one gets to end.
 RESPONSE_CANCEL_MS = 5_000
+#: How far one is, is written down this often, and one that cannot be begun now is tried again after this long.
+RESPONSE_NOTED_MS = 10_000
+RESPONSE_AGAIN_MS = 2_000
 #: A caller's own notes about a response.
 METADATA_MAX = 16
 METADATA_NAME_CHARS_MAX = 64

@@ -35,9 +35,10 @@ class Hosts:
         """The folder itself."""
         return self.home / "served"
 
-    def mount(self, name: str, **faults: float) -> FuseMount:
+    def mount(self, name: str, *, hides_s: float = 0.0, loses_replies: float = 0.0) -> FuseMount:
+        point, seed = self.home / "mounts" / name, len(self.mounts)
         try:
-            mount = FuseMount(self.served, self.home / "mounts" / name, seed=len(self.mounts), **faults)
+            mount = FuseMount(self.served, point, hides_s=hides_s, loses_replies=loses_replies, seed=seed)
         except OSError as error:
             pytest.skip(str(error))
         self.mounts.append(mount)

@@ -284,6 +284,7 @@ async def _opened(
         library=library,
     )
     await gateway.start_batches()
+    await gateway.resume_responses()
     opened = OpenGateway(await serve(gateway, "127.0.0.1", 0), driver, peer, engines[0], log)
     try:
         yield opened

@@ -128,6 +128,10 @@ class Gateway(Services):
             shapes = {Dialect.OPENAI: OpenAiResults(), Dialect.ANTHROPIC: AnthropicResults()}
             await self.batches.start(LineCalls(self, handlers), DriverModels(self.driver), shapes)
 
+    async def resume_responses(self) -> None:
+        """Goes on with responses that an earlier daemon was asked for in the background."""
+        await self._responses.resume()
+
     async def drain(self, grace_ms: int, last_ms: int) -> None:
         """As the services do; unloads that clients asked for, and lines of batches, are ended first."""
         self.closing.set()

@@ -3,12 +3,13 @@
 Such an answer stops at the end of a sentence, or after a bounded number of further tokens. When its turn comes again
 the engine gets the same request with the text so far: behind the prompt, or as the beginning of the assistant's
 message. To the caller both parts are one answer: the second goes under the first one's id, and its usage counts both.
+The text so far may also be that of an earlier daemon (`Begun`): then it comes as the first event.
 
 Only plain text can be continued. An answer with tools, a grammar, log probabilities, stop words or several choices,
 and one that thinks aloud, has its safe boundary at its end. Does no I/O.
 """
 
-from typing import cast
+from typing import NamedTuple, cast
 
 import msgspec
 
@@ -20,7 +21,7 @@ from watchbill.gateway.body import encode
 from watchbill.gateway.wire import NO_STREAM, decode_fields
 from watchbill.limits import RESUME_TEXT_CHARS_MAX, RESUME_TOKENS_MAX
 
-__all__ = ["Resumption"]
+__all__ = ["Begun", "Resumption"]
 
 Fields = dict[str, object]
 
@@ -38,11 +39,20 @@ _SENTENCE_ENDS = (".", "!", "?", "…", "\n", "。", "！", "？")
 _CLOSING = " \"'”’)]*_"
 
 
+class Begun(NamedTuple):
+    """How far an answer was when its daemon ended."""
+
+    text: str = ""
+    tokens: int = 0
+
+
 class Resumption:
     """One background answer, in one or several parts."""
 
-    def __init__(self, model: str, refused: set[str]) -> None:
+    def __init__(self, model: str, refused: set[str], begun: Begun | None = None) -> None:
         self._model = model
+        self._begun = begun if begun is not None and begun.text else None
+        self._first = b""  # the event with what an earlier daemon had, until it was passed on
         self._refused = refused  # models whose chat template was seen to refuse it; shared by all answers
         self._is_chat = True
         self._is_possible = False
@@ -72,7 +82,8 @@ class Resumption:
             chats = outgoing.endpoint.continues and self._model not in self._refused
             begun = chats and _ends_with_caller(body) if self._is_chat else _has_text(body)
             self._is_possible = begun and _is_plain(body)
-            return outgoing
+            if not self._take_up():
+                return outgoing
         text = "".join(self._parts)
         if self._is_chat:
             messages = cast("list[object]", body["messages"])
@@ -85,7 +96,24 @@ class Resumption:
                 body[name] = max(1, limit - self._tokens)
         return msgspec.structs.replace(outgoing, body=encode(body))
 
+    def _take_up(self) -> bool:
+        """Begins with the text of an earlier daemon. False where there is none, or it cannot be continued."""
+        begun, self._begun = self._begun, None
+        if begun is None or not self._is_possible or not self._is_chat:
+            return False
+        self._parts, self._size = [begun.text], len(begun.text)
+        self._tokens = self._earlier = max(1, begun.tokens)
+        delta = {"role": "assistant", "content": begun.text}
+        choice = {"index": 0, "delta": delta, "finish_reason": None}
+        self._first = b"data: " + _encode({"choices": [choice]}) + b"\n\n"
+        return True
+
     # ------------------------------------------------------------------ what the engine says
+
+    @property
+    def tokens(self) -> int:
+        """How many tokens the answer has so far, also those of earlier parts."""
+        return self._tokens
 
     def hear(self, piece: bytes) -> bytes:
         """Takes bytes of the engine's stream; gives the whole events among them, as they are passed on."""
@@ -105,7 +133,8 @@ class Resumption:
             for payload in payloads:
                 self._read(payload)
             return whole
-        return b"".join(self._rewritten(payload) for payload in payloads)
+        first, self._first = self._first, b""
+        return first + b"".join(self._rewritten(payload) for payload in payloads)
 
     def rest(self) -> bytes:
         """What is left at the end of the stream: an event without its blank line."""
@@ -194,6 +223,7 @@ class Resumption:
         self._parts.clear()
         self._size = self._tokens = self._earlier = 0
         self._named = None
+        self._first = b""
         self._begin_part()
 
     def give_up(self) -> None:

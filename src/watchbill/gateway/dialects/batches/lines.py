@@ -7,16 +7,15 @@ count as a failed attempt, and some only say that this is not the time.
 """
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from watchbill.batches.asking import NotNow, Question, Reply
-from watchbill.catalog import BATCHES_LANE, ApiKey
+from watchbill.catalog import BATCHES_LANE
 from watchbill.core.model_state import ModelStatus
 from watchbill.errors import (
-    AuthenticationFailed,
     Cancelled,
     DeviceUnreadable,
     DiskFailed,
@@ -36,9 +35,9 @@ from watchbill.errors import (
 )
 from watchbill.gateway.answers import let_go, status_of
 from watchbill.gateway.dialects.errors import refusal
-from watchbill.gateway.http.messages import Request, Response
+from watchbill.gateway.http.messages import Response
 from watchbill.gateway.options import split_alias
-from watchbill.gateway.request_context import RequestContext
+from watchbill.gateway.unsent import key_of, unsent
 from watchbill.limits import BATCH_AGAIN_MS, JSON_AT_ONCE_BYTES_MAX
 
 if TYPE_CHECKING:
@@ -80,11 +79,7 @@ class _Call:
 
     def __init__(self, gateway: "Services", handler: "Handler", question: Question) -> None:
         self._gateway, self._handler, self._question = gateway, handler, question
-        request = Request(
-            _NoClient(), "POST", question.url, "1.1", {"x-watchbill-lane": BATCHES_LANE.name}, False
-        )
-        request.pieces, request.is_whole = [question.body], True
-        self._context = RequestContext(request, asyncio.get_running_loop().time())
+        self._context = unsent(question.url, question.body, {"x-watchbill-lane": BATCHES_LANE.name})
 
     @property
     def is_waiting(self) -> bool:
@@ -98,7 +93,7 @@ class _Call:
         gateway.open_requests += 1
         status = 499
         try:
-            context.key = _key_of(gateway, self._question.owner)
+            context.key = key_of(gateway, self._question.owner, "batch")
             _refuse_streams(self._question.body)
             answer = await self._handler(context)
             assert isinstance(answer, Response)  # a stream was refused
@@ -145,39 +140,6 @@ class DriverModels:
     def is_warm(self, name: str) -> bool:
         """Whether a model is in memory, or needs none."""
         return name not in self._driver.catalog.models or self._driver.model_status(name) is ModelStatus.READY
-
-
-class _NoClient:
-    """The connection of a request that nobody sent. Nothing is ever written to it."""
-
-    transport: asyncio.Transport | None = None
-
-    @property
-    def remote(self) -> str:
-        return "batch"
-
-    async def body_news(self, request: Request, /) -> None:
-        raise AssertionError("the body of a line is whole")
-
-    async def send(self, content: bytes, /) -> None:
-        raise ConnectionResetError("a line has no client")
-
-    def hand_over(self, hear: Callable[[bytes], bool], /) -> None:
-        raise AssertionError("a line is no websocket")
-
-    def go_on(self) -> None:
-        raise AssertionError("a line is no websocket")
-
-
-def _key_of(gateway: "Services", owner: str) -> ApiKey | None:
-    """The key that a batch belongs to. Raises AuthenticationFailed when it is not valid any more."""
-    keys = gateway.server.keys
-    if not keys and not owner:
-        return None
-    for key in keys:
-        if key.name == owner:
-            return key
-    raise AuthenticationFailed("the key that this batch belongs to is not in the config any more")
 
 
 class _Streamed(msgspec.Struct):

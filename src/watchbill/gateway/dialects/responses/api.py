@@ -3,10 +3,11 @@
 Every engine is asked for a chat, and its stream becomes a response here (`response.Making`); llama.cpp's own address
 lacks most of the events. While a stream waits it carries comments, after the events `response.created` and
 `response.queued`. A response is kept (`store.Store`) before its last event is sent, so that the next turn finds it. In
-the background it is made by a task of its own (`background.Background`).
+the background it is made by a task of its own (`background.Background`), by a later daemon if need be (`stasis`).
 """
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -23,6 +24,7 @@ from watchbill.gateway.dialects.responses.background import Background
 from watchbill.gateway.dialects.responses.items import token_of
 from watchbill.gateway.dialects.responses.request import Asked
 from watchbill.gateway.dialects.responses.response import Collecting, Making, restarted
+from watchbill.gateway.dialects.responses.stasis import Parked, Stasis
 from watchbill.gateway.dialects.responses.store import Store
 from watchbill.gateway.fallback import Fallback
 from watchbill.gateway.forced_calls import ForcedCall
@@ -31,12 +33,15 @@ from watchbill.gateway.lifting import Lifted
 from watchbill.gateway.model_calls import Fields, ModelCalls
 from watchbill.gateway.options import check_ranges
 from watchbill.gateway.request_context import RequestContext
+from watchbill.gateway.resume import Begun
 from watchbill.gateway.stream import StreamOut
+from watchbill.gateway.unsent import key_of, unsent
 from watchbill.gateway.wire import event
 from watchbill.limits import (
     JSON_AT_ONCE_BYTES_MAX,
     LIST_ITEMS_MAX,
     RESPONSE_BYTES_MAX,
+    RESPONSE_NOTED_MS,
     RESPONSE_TURNS_BYTES_MAX,
     RESPONSE_TURNS_MAX,
     RESPONSES_BACKGROUND_MAX,
@@ -49,6 +54,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ResponsesApi"]
 
+_log = logging.getLogger("watchbill.gateway")
 _encode = msgspec.json.Encoder().encode
 _UNFINISHED = frozenset({"queued", "in_progress"})
 _PAGE = 20
@@ -60,6 +66,7 @@ class _Record(msgspec.Struct):
     response: Fields
     input: list[Fields]
     size: int = 0  # in bytes, as it is kept
+    was_unfinished: bool = False  # when it was kept
 
     def items(self) -> list[Fields]:
         """What it adds to its conversation."""
@@ -76,12 +83,24 @@ class ResponsesApi:
         self._gateway = gateway
         self._calls = ModelCalls(gateway)
         self._store = Store(folder)
+        self._stasis = Stasis(None if folder is None else folder.with_name("stasis"))
         self._background: dict[str, Background] = {}  # by the response's id, while it is made
+        self._noting: asyncio.Task[None] | None = None
+
+    async def resume(self) -> None:
+        """Goes on with what an earlier daemon was asked for and did not come to."""
+        if self._gateway.server.store_responses:
+            for parked in await self._stasis.found():
+                await self._go_on(parked)
 
     async def close(self) -> None:
-        """Ends what is made in the background, and waits for the disk; after `drain`."""
-        for made in list(self._background.values()):
-            await made.cancel()
+        """Leaves what is made in the background to the next daemon, and waits for the disk; after `drain`."""
+        if self._noting is not None:
+            self._noting.cancel()
+        for id, made in list(self._background.items()):
+            await made.park()
+            await self._stasis.note(id, made.begun())
+        await self._stasis.close()
         await self._store.close()
 
     # ------------------------------------------------------------------ making one
@@ -114,13 +133,15 @@ class ResponsesApi:
             told |= {"input_tokens": request.estimate_tokens(chat, lifted), "watchbill": {"estimated": True}}
         return json_response(told, context.lines())
 
-    async def _read(self, context: RequestContext, *, counting: bool = False) -> tuple[Asked, Allowed]:
+    async def _read(
+        self, context: RequestContext, *, counting: bool = False, token: str | None = None
+    ) -> tuple[Asked, Allowed]:
         """A request, and the chat that it means with all that was said before, as its model may be asked it."""
         gateway = self._gateway
         body = await gateway.bodies.read_object(context)
         if context.lifted is not None:
             body = _restored(body, context.lifted)
-        asked = request.read(body, counting=counting)
+        asked = request.read(body, counting=counting, token=token)
         submission = gateway.caller_options.submission(context, body, gateway.driver.catalog)
         chat = request.as_chat(asked, body, await self._conversation(context.owner, asked))
         check_ranges(chat)
@@ -167,22 +188,68 @@ class ResponsesApi:
                 f"{RESPONSES_BACKGROUND_MAX} responses are being made in the background; try again later"
             )
         work = self._gateway.detach(context)
-
-        async def keep(final: Fields) -> None:
-            await self._keep(work, asked, final)
-            self._background.pop(asked.id, None)
-
-        made = Background(self._gateway, work, lambda: self._making(work, asked), keep)
-        self._background[asked.id] = made
+        made = self._begin(work, asked)
         try:
             await made.start(submission, send, forced)  # raises what the scheduler refuses at once
         except TheirsError:
             self._background.pop(asked.id, None)
             raise
         if asked.id in self._background:
-            await self._put(work, asked, made.now())
+            await self._put(work, asked, made.now(), durable=True)
+        if asked.id in self._background:
+            await self._stasis.enter(asked.id, work.owner, work.request.headers, asked.body, work.lifted)
+        if asked.id not in self._background:
+            await self._stasis.leave(asked.id)  # it ended meanwhile
         context.ticket, context.lane, context.model = work.ticket, work.lane, work.model
         return json_response(made.now(), context.lines())
+
+    def _begin(self, work: RequestContext, asked: Asked, begun: Begun | None = None) -> Background:
+        async def keep(final: Fields) -> None:
+            await self._keep(work, asked, final, durable=True)
+            await self._stasis.leave(asked.id)
+            self._background.pop(asked.id, None)
+
+        made = Background(self._gateway, work, lambda: self._making(work, asked), keep, begun)
+        self._background[asked.id] = made
+        if self._noting is None:
+            self._noting = asyncio.get_running_loop().create_task(self._note(), name="stasis")
+        return made
+
+    async def _note(self) -> None:
+        """Writes down now and then how far responses are."""
+        noted: dict[str, int] = {}
+        while True:
+            await asyncio.sleep(RESPONSE_NOTED_MS / 1000)
+            noted = {id: length for id, length in noted.items() if id in self._background}
+            for id, made in list(self._background.items()):
+                begun = made.begun()
+                if len(begun.text) > noted.get(id, 0) and await self._stasis.note(id, begun):
+                    noted[id] = len(begun.text)
+
+    async def _go_on(self, parked: Parked) -> None:
+        """Makes a response of an earlier daemon to its end."""
+        gateway, token = self._gateway, parked.id.removeprefix("resp_")
+        work = unsent("/v1/responses", _encode(parked.body), parked.headers)
+        try:
+            work.key = key_of(gateway, parked.owner, "response")
+            asked = request.read(parked.body, token=token)
+            record = await self._record(parked.owner, parked.id)
+        except TheirsError as error:  # by today's config it cannot be made: its record says that it failed
+            _log.warning("response=%s is not made any more: %s", parked.id, error)
+            return await self._stasis.leave(parked.id)
+        if record is None or not record.was_unfinished:
+            return await self._stasis.leave(
+                parked.id
+            )  # its daemon was killed between the two, or it was deleted
+
+        async def prepare() -> tuple[Submission, JsonSender, ForcedCall | None]:
+            work.request.pieces = [_encode(parked.body)]
+            _, (submission, chat, forced) = await self._read(work, token=token)
+            return submission, JsonSender(chat, "/v1/chat/completions"), forced
+
+        gateway.open_requests += 1
+        self._begin(work, asked, parked.begun).go_on(prepare)
+        return None
 
     # ------------------------------------------------------------------ kept ones
 
@@ -246,20 +313,25 @@ class ResponsesApi:
             return None
         record = _decode(content)
         if record.response.get("status") in _UNFINISHED:
+            record.was_unfinished = True
             record.response = restarted(record.response) if made is None else made.now()
         record.size = len(content)
         return record
 
-    async def _keep(self, context: RequestContext, asked: Asked, final: Fields) -> None:
+    async def _keep(
+        self, context: RequestContext, asked: Asked, final: Fields, *, durable: bool = False
+    ) -> None:
         """Keeps a response; one that cannot be says so itself."""
-        if final["store"] and not await self._put(context, asked, final):
+        if final["store"] and not await self._put(context, asked, final, durable=durable):
             final["store"] = False
 
-    async def _put(self, context: RequestContext, asked: Asked, response: Fields) -> bool:
+    async def _put(
+        self, context: RequestContext, asked: Asked, response: Fields, *, durable: bool = False
+    ) -> bool:
         record = {"response": response, "input": asked.input}
         lifted = context.lifted
         pieces = [_encode(record)] if lifted is None else lifted.written(record)
-        return await self._store.put(context.owner, asked.id, cast("list[bytes]", pieces))
+        return await self._store.put(context.owner, asked.id, cast("list[bytes]", pieces), durable=durable)
 
     # ------------------------------------------------------------------ conversations
 

@@ -1,28 +1,47 @@
 """A response that is made in the background: a task of its own, which outlives the request that asked for it.
 
-It goes through the scheduler like any other request, with the same deadlines; a shutdown waits for it or cuts it.
-Promises that its end is kept exactly once, whatever that is: completed, incomplete, failed or cancelled.
+It goes through the scheduler like any other request, with the same deadlines; a shutdown waits for it or cuts it, and
+the next daemon makes it to its end (`stasis`). Promises that its end is kept exactly once, whatever that is: completed,
+incomplete, failed or cancelled.
 """
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
 from watchbill.engines.upstream import Outgoing
-from watchbill.errors import Overloaded, TheirsError
+from watchbill.errors import (
+    DeviceUnreadable,
+    EngineFailed,
+    InMaintenance,
+    LaneFull,
+    NoMemory,
+    Overloaded,
+    ShuttingDown,
+    TheirsError,
+)
 from watchbill.gateway.answers import let_go
 from watchbill.gateway.dialects.responses.response import Collecting, Making
+from watchbill.gateway.fallback import Fallback
 from watchbill.gateway.forced_calls import ForcedCall
-from watchbill.gateway.model_calls import Fields, ModelCalls, Sender
+from watchbill.gateway.model_calls import Fields, ModelCalls, Sender, Whole
 from watchbill.gateway.relay import Relay
 from watchbill.gateway.request_context import RequestContext
-from watchbill.limits import RESPONSE_CANCEL_MS
+from watchbill.gateway.resume import Begun, Resumption
+from watchbill.limits import RESPONSE_AGAIN_MS, RESPONSE_CANCEL_MS
 from watchbill.runtime.ticket import Start, Submission
 
 if TYPE_CHECKING:
     from watchbill.gateway.services import Services
 
-__all__ = ["Background"]
+__all__ = ["Background", "Prepare"]
+
+#: A request that the scheduler can be asked for.
+Prepared = tuple[Submission, Sender, ForcedCall | None]
+Prepare = Callable[[], Awaitable[Prepared]]
+#: Refusals that say only that this is not the time, for a response that was accepted before.
+_NOT_NOW = (LaneFull, Overloaded, InMaintenance, NoMemory, DeviceUnreadable)
 
 
 class Background:
@@ -34,12 +53,16 @@ class Background:
         work: RequestContext,
         make: Callable[[], Making],
         keep: Callable[[Fields], Awaitable[None]],
+        begun: Begun | None = None,
     ) -> None:
+        """`begun` says how far an earlier daemon has come with it."""
         self._gateway, self._work, self._keep = gateway, work, keep
-        self._calls = _Announcing(gateway)
+        self._calls = _Announcing(gateway, begun)
+        self._begun = begun
         self._collecting = Collecting(make, lambda: work.model)
         self._task: asyncio.Task[None] | None = None
         self._final: Fields | None = None
+        self._is_parked = False
 
     def now(self) -> Fields:
         """The response as it is."""
@@ -48,48 +71,114 @@ class Background:
         ticket = self._work.ticket
         return self._collecting.now("queued" if ticket is None or ticket.is_waiting else "in_progress")
 
+    def begun(self) -> Begun:
+        """How far it is, if that can be continued: plain text, and nothing else."""
+        text = self._collecting.plain_text
+        return Begun(text, self._calls.tokens) if text else self._begun or Begun()
+
     async def start(self, submission: Submission, send: Sender, forced: ForcedCall | None = None) -> None:
         """Returns when the scheduler has accepted it. Raises what it refuses at once."""
-        task = asyncio.get_running_loop().create_task(self._make(submission, send, forced), name="response")
+
+        async def prepared() -> Prepared:
+            return submission, send, forced
+
+        task = asyncio.get_running_loop().create_task(self._make(prepared, again=False), name="response")
         self._task, accepted = task, self._calls.accepted
         await asyncio.wait({task, accepted}, return_when=asyncio.FIRST_COMPLETED)
         if not accepted.done():
             task.result()
 
+    def go_on(self, prepare: Prepare) -> None:
+        """Makes it to its end for an earlier daemon, which accepted it: what is refused for now is tried again."""
+        self._task = asyncio.get_running_loop().create_task(self._make(prepare, again=True), name="response")
+
+    async def park(self) -> None:
+        """Waits for its end at a shutdown; what has not ended is left to the next daemon."""
+        self._is_parked = True
+        await self._end()
+
+    async def _end(self) -> None:
+        assert self._task is not None
+        if self._final is None:  # else it is being kept
+            self._task.cancel()
+        await asyncio.wait({self._task}, timeout=RESPONSE_CANCEL_MS / 1000)
+
     async def cancel(self) -> Fields:
         """Ends it, if it has not ended; what it has become. Raises Overloaded when that takes too long."""
-        assert self._task is not None
-        self._task.cancel()
-        await asyncio.wait({self._task}, timeout=RESPONSE_CANCEL_MS / 1000)
+        await self._end()
         if self._final is None:
             raise Overloaded("the response has not ended yet; try again")
         return self._final
 
-    async def _make(self, submission: Submission, send: Sender, forced: ForcedCall | None) -> None:
+    async def _make(self, prepare: Prepare, *, again: bool) -> None:
         work, collecting = self._work, self._collecting
         status = 200
         try:
-            answer = await self._calls.collect(work, submission, send, collecting.begin, forced=forced)
+            answer = await (self._insist(prepare) if again else self._collect(*await prepare()))
             self._final = collecting.final(answer)
         except TheirsError as error:
-            if not self._calls.accepted.done():
+            if not again and not self._calls.accepted.done():
                 raise  # its caller still waits for the verdict
-            self._final, status = collecting.failed(error), error.status
-            self._gateway.note_broken(work, error)
+            status = error.status
+            if not isinstance(error, ShuttingDown):
+                self._final = collecting.failed(error)
+                self._gateway.note_broken(work, error)
             let_go(error)
         except asyncio.CancelledError:
-            self._final, status = collecting.cancelled(), 499
+            status = 499
+            if not self._is_parked:
+                self._final = collecting.cancelled()
         finally:
             self._gateway.leave(work, status)
-        await self._keep(self._final)
+        if self._final is not None:
+            await self._keep(self._final)
+
+    async def _insist(self, prepare: Prepare) -> Whole | Fallback:
+        """Asks until it is not refused for now. An engine that does not go on from what there is begins anew."""
+        closing = self._gateway.closing
+        while not closing.is_set():
+            try:
+                return await self._collect(*await prepare())
+            except _NOT_NOW as error:
+                pause_ms = error.retry_after_ms or RESPONSE_AGAIN_MS
+                let_go(error)
+            except EngineFailed as error:
+                if self._calls.begun is None:
+                    raise
+                self._calls.begun, pause_ms = None, RESPONSE_AGAIN_MS
+                let_go(error)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(pause_ms / 1000):
+                    await closing.wait()
+        raise ShuttingDown
+
+    async def _collect(
+        self, submission: Submission, send: Sender, forced: ForcedCall | None
+    ) -> Whole | Fallback:
+        return await self._calls.collect(self._work, submission, send, self._collecting.begin, forced=forced)
 
 
 class _Announcing(ModelCalls):
-    """Says when the scheduler has accepted the request."""
+    """Says when the scheduler has accepted the request, and goes on from what an earlier daemon has."""
 
-    def __init__(self, gateway: "Services") -> None:
+    def __init__(self, gateway: "Services", begun: Begun | None) -> None:
         super().__init__(gateway)
         self.accepted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.begun = begun if begun is not None and begun.text else None
+        self._relay: Relay | None = None
+
+    @property
+    def tokens(self) -> int:
+        """How many tokens its answer has so far."""
+        relay = self._relay
+        if relay is None:
+            return 0
+        return relay.events if relay.resume is None else relay.resume.tokens
+
+    def _fall_back(self, context: RequestContext, submission: Submission, error: TheirsError) -> Fallback:
+        if isinstance(error, ShuttingDown):
+            raise error  # the next daemon has a better answer
+        return super()._fall_back(context, submission, error)
 
     def _submit(
         self,
@@ -101,5 +190,9 @@ class _Announcing(ModelCalls):
         unknown: Callable[[], bool] | None = None,
     ) -> Relay:
         relay = super()._submit(context, submission, send, streamed=streamed, unknown=unknown)
-        self.accepted.set_result(None)
+        if self.begun is not None:
+            relay.resume = Resumption(relay.ticket.model, self._gateway.not_continued, self.begun)
+        self._relay = relay
+        if not self.accepted.done():
+            self.accepted.set_result(None)
         return relay

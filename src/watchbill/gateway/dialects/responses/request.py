@@ -67,8 +67,8 @@ class Asked:
         return f"resp_{self.token}"
 
 
-def read(body: Fields, *, counting: bool = False) -> Asked:
-    """Reads and checks a request. Raises RequestError."""
+def read(body: Fields, *, counting: bool = False, token: str | None = None) -> Asked:
+    """Reads and checks a request; one of an earlier daemon has its token. Raises RequestError."""
     given = {name: value for name, value in body.items() if value is not None}
     _check_names(given)
     stream, background = _flag(given, "stream"), _flag(given, "background")
@@ -80,7 +80,7 @@ def read(body: Fields, *, counting: bool = False) -> Asked:
     included = _included(given.get("include"))
     _check_limits(given)
     read_metadata(given.get("metadata"))
-    token, previous = secrets.token_hex(16), given.get("previous_response_id")
+    token, previous = token or secrets.token_hex(16), given.get("previous_response_id")
     if not isinstance(previous, str | None):
         raise RequestError("previous_response_id must be a text")
     if "input" not in given and previous is None and not counting:

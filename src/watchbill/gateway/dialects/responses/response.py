@@ -69,6 +69,11 @@ class Making:
         """Whether the first event was made."""
         return self._begun
 
+    @property
+    def plain_text(self) -> str:
+        """What it says so far, if that is one text and nothing else."""
+        return self._open.text if isinstance(self._open, _Message) and not self._output else ""
+
     def now(self, status: str, **more: object) -> Fields:
         """The response as it is."""
         return {**self._frame, "status": status, "output": list(self._output), **more}
@@ -239,6 +244,11 @@ class Collecting:
         """The response as far as it is."""
         return self._making.now(status, model=self._model())
 
+    @property
+    def plain_text(self) -> str:
+        """What it says so far, if that is one text and nothing else."""
+        return self._making.plain_text
+
     def begin(self) -> "Collecting":
         """Takes a stream from its beginning."""
         self._making = self._make()
@@ -281,6 +291,11 @@ class _Item(ABC):
     def __init__(self, id: str) -> None:
         self.id = id
         self._text = StringIO()
+
+    @property
+    def text(self) -> str:
+        """What there is of it."""
+        return self._text.getvalue()
 
     @abstractmethod
     def begun(self) -> Fields:

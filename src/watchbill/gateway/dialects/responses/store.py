@@ -90,8 +90,11 @@ class Store:
 
     # ------------------------------------------------------------------ for handlers
 
-    async def put(self, owner: str, id: str, pieces: list[bytes]) -> bool:
-        """Keeps a response, in place of an earlier state of it. False where it is too large, or nothing is kept."""
+    async def put(self, owner: str, id: str, pieces: list[bytes], *, durable: bool = False) -> bool:
+        """Keeps a response, in place of an earlier state of it. False where it is too large, or nothing is kept.
+
+        With `durable` it survives a power cut on return, unless the disk fails or takes too long.
+        """
         size = sum(map(len, pieces))
         if self._folder is None or size > RESPONSE_BYTES_MAX:
             return False
@@ -104,9 +107,13 @@ class Store:
         shelf.entries[id] = entry
         shelf.size += size
         self._unwritten += size
-        self._submit(lambda: self._write(shelf.folder, id, entry))
         self._make_room(shelf)
         self._tend()
+        if durable:
+            with contextlib.suppress(DiskFailed):  # it was logged; the response is in memory
+                await self._ask(lambda: self._write(shelf.folder, id, entry, sync=True))
+        else:
+            self._submit(lambda: self._write(shelf.folder, id, entry))
         return True
 
     async def get(self, owner: str, id: str) -> bytes | None:
@@ -225,14 +232,14 @@ class Store:
         if not self._is_closed:
             self._disk.submit(guarded)
 
-    def _write(self, folder: Path, id: str, entry: _Entry) -> None:
+    def _write(self, folder: Path, id: str, entry: _Entry, *, sync: bool = False) -> None:
         """On the disk's thread. What the disk refuses stays in memory, as long as there is room for it."""
         content = entry.unwritten
         if content is None:
             return  # it was replaced or left meanwhile
         make_folder(folder)
         path = _path(folder, id)
-        replace_file(path, content, sync=False)
+        replace_file(path, content, sync=sync)
         os.utime(path, (entry.used_s, entry.used_s))
         self._loop.call_soon_threadsafe(self._settle, entry)
 

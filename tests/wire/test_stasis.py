@@ -1,0 +1,159 @@
+"""Durable stasis: responses that were asked for in the background outlive the daemon that was asked (RES-12)."""
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncGenerator
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from support.eventually import eventually
+from support.open_gateway import CATALOG, HELLO, open_gateway
+from support.peer import Asked, EnginePeer, Talk, chat_events, sse, stream_of
+from watchbill.catalog import ApiKey, Server
+from watchbill.engines.base import Endpoint
+from watchbill.gateway.dialects.responses import api
+from watchbill.spool import Spool, stats
+
+#: The first words of an answer that goes on for ever.
+BEGUN = sse(*chat_events("One two three")[:3])
+
+
+@contextlib.asynccontextmanager
+async def daemon(
+    root: Path, talk: Talk = HELLO, *, server: Server | None = None, key: str = "x"
+) -> AsyncGenerator[Any]:
+    """One life of a daemon."""
+    async with (
+        open_gateway(talk, root=root, server=server, catalog=CATALOG) as opened,
+        openai.AsyncOpenAI(base_url=f"{opened.url}/v1", api_key=key, max_retries=0) as client,
+    ):
+        yield opened, client
+
+
+async def until(client: openai.AsyncOpenAI, id: str, status: str) -> Any:
+    async def found() -> Any:
+        response = await client.responses.retrieve(id)
+        return response if response.status == status else None
+
+    return await eventually(found)
+
+
+async def endless(_asked: Asked, writer: asyncio.StreamWriter) -> None:
+    writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n")
+    writer.write(b"%x\r\n%b\r\n" % (len(BEGUN), BEGUN))
+    await writer.drain()
+    await asyncio.Event().wait()
+
+
+@pytest.fixture(autouse=True)
+def often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What there is of an answer is written down without delay, and the engine continues answers."""
+    monkeypatch.setattr(api, "RESPONSE_NOTED_MS", 20)
+    going_on = property(lambda self: Endpoint("127.0.0.1", self.port, continues=True))
+    monkeypatch.setattr(EnginePeer, "endpoint", going_on)
+
+
+def is_noted(root: Path) -> bool:
+    """Whether the first words are on disk."""
+    files = (root / "stasis" / "queue-in-flight").rglob("*.jsonl")
+    with contextlib.suppress(FileNotFoundError):  # it was replaced meanwhile
+        return any(json.loads(file.read_bytes()).get("said") == "One two " for file in files)
+    return False
+
+
+def waiting(root: Path) -> int:
+    with Spool(root / "stasis") as spool:
+        return stats(spool).queue
+
+
+async def test_a_response_that_waits_is_made_by_the_next_daemon(tmp_path: Path) -> None:
+    """RES-12: its model was still loading. It keeps its id, its lane and its input, and is asked for once."""
+    async with daemon(tmp_path) as (opened, client):
+        opened.engine.gate.clear()
+        made = await client.responses.create(
+            model="a",
+            input="hi",
+            background=True,
+            metadata={"k": "v"},
+            extra_headers={"X-Watchbill-Lane": "tiny"},
+        )
+        assert made.status == "queued"
+    assert waiting(tmp_path) == 1
+    async with daemon(tmp_path) as (opened, client):
+        done = await until(client, made.id, "completed")
+        assert (done.output_text, done.metadata, done.background) == ("hello there", {"k": "v"}, True)
+        assert [item.id for item in (await client.responses.input_items.list(made.id)).data]
+        await opened.until_idle()
+        assert len(opened.peer.asked) == 1
+        assert not opened.gateway.is_busy
+    assert waiting(tmp_path) == 0
+    assert list((tmp_path / "stasis").rglob("*.jsonl")) == [], "what was said is not left behind"
+    assert (tmp_path / "stasis").stat().st_mode & 0o077 == 0
+
+
+async def test_an_answer_goes_on_from_the_words_that_the_last_daemon_had(tmp_path: Path) -> None:
+    """RES-12: the text so far is on disk; the engine continues it, and the caller sees one answer."""
+    async with daemon(tmp_path, endless) as (_, client):
+        made = await client.responses.create(model="a", input="hi", background=True)
+        await eventually(lambda: is_noted(tmp_path))
+    async with daemon(tmp_path, stream_of(sse(*chat_events("three four")))) as (opened, client):
+        done = await until(client, made.id, "completed")
+        assert done.output_text == "One two three four"
+        [asked] = opened.peer.asked
+        assert asked.json["messages"][-1] == {"role": "assistant", "content": "One two "}
+
+
+async def test_the_words_are_written_down_while_it_grows(tmp_path: Path) -> None:
+    """RES-12: for a daemon that is killed and cannot say anything at its end."""
+    async with daemon(tmp_path, endless) as (_, client):
+        made = await client.responses.create(model="a", input="hi", background=True)
+        await eventually(lambda: is_noted(tmp_path))
+        await client.responses.cancel(made.id)
+    assert waiting(tmp_path) == 0, "what was cancelled is not made again"
+
+
+async def test_an_engine_that_does_not_go_on_begins_anew(tmp_path: Path) -> None:
+    """RES-12: a chat template that refuses an answer to continue costs the text so far, not the response."""
+    async with daemon(tmp_path, endless) as (_, client):
+        made = await client.responses.create(model="a", input="hi", background=True)
+        await eventually(lambda: is_noted(tmp_path))
+
+    async def picky(asked: Asked, writer: asyncio.StreamWriter) -> None:
+        messages = asked.json["messages"]
+        assert isinstance(messages, list)
+        if messages[-1]["role"] == "assistant":
+            error = b'{"error":{"message":"the last message must be of the user"}}'
+            return await stream_of(error, content_type="application/json", status=400)(asked, writer)
+        return await HELLO(asked, writer)
+
+    async with daemon(tmp_path, picky) as (_, client):
+        assert (await until(client, made.id, "completed")).output_text == "hello there"
+
+
+async def test_a_response_whose_key_is_gone_is_not_made(tmp_path: Path) -> None:
+    """RES-12: what was asked for under a key that is not valid any more is nobody's work; another key never sees it."""
+    keys = tuple(ApiKey(name, name) for name in ("ann", "bob"))
+    async with daemon(tmp_path, server=Server(keys=keys), key="ann") as (opened, client):
+        opened.engine.gate.clear()
+        made = await client.responses.create(model="a", input="hi", background=True)
+    async with daemon(tmp_path, server=Server(keys=keys[1:]), key="bob") as (opened, client):
+        with pytest.raises(openai.NotFoundError):
+            await client.responses.retrieve(made.id)
+        assert opened.peer.asked == []
+    assert waiting(tmp_path) == 0
+
+
+async def test_a_response_can_be_cancelled_before_the_next_daemon_makes_it(tmp_path: Path) -> None:
+    """RES-12: it is known at once, as queued, and ends like any other."""
+    async with daemon(tmp_path) as (opened, client):
+        opened.engine.gate.clear()
+        made = await client.responses.create(model="a", input="hi", background=True)
+    async with daemon(tmp_path) as (opened, client):
+        opened.engine.gate.clear()
+        assert (await client.responses.retrieve(made.id)).status in ("queued", "completed")
+        assert (await client.responses.cancel(made.id)).status in ("cancelled", "completed")
+    assert waiting(tmp_path) == 0
