@@ -13,7 +13,7 @@ import logging
 import time
 from collections.abc import Generator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple, cast
 
 from watchbill.errors import WatchbillError
 from watchbill.files.atomic import make_folder
@@ -165,7 +165,7 @@ def _logged(id: str) -> Generator[None]:
 
 
 def _parked(item: Item) -> Parked | None:
-    event = cast("dict[str, Any]", item.event)
+    event = item.event
     id, owner, headers, body = (event.get(name) for name in ("id", "owner", "headers", "body"))
     if not isinstance(id, str) or not isinstance(owner, str) or not isinstance(headers, dict | None):
         return None
