@@ -156,6 +156,13 @@ SHAPES: dict[str, Shape] = {
         coordinator=record(host=TEXT, pid=WHOLE, epoch=WHOLE, is_dead=FLAG, silent_ms=WHOLE),
         agents=table({"type": "object"}), batches=listed({"type": "object"}),
     ),
+    "Library": record(
+        models=listed(record(
+            name=TEXT, aliases=listed(TEXT), origin={"enum": ["config", "named", "folder", "ollama"]}, engine=TEXT,
+            size=maybe(WHOLE), modified_s=maybe(NUMBER),
+        )),
+        passed=listed(record(file=TEXT, why=TEXT, detail=TEXT)),
+    ),
     "Requeued": record(message=TEXT, moved=WHOLE),
     "Explanation": record(
         model=TEXT, state=TEXT, absent_because=maybe(TEXT), verdict=TEXT, reason=TEXT, companions=table(TEXT),
@@ -343,6 +350,14 @@ ADDRESSES: tuple[tuple[str, str, str, Shape | None, str, tuple[str, ...]], ...] 
     ("post", "/v1/messages/batches/{id}/cancel", "Ends a message batch.", None, "MessageBatch", ("id",)),
     ("get", "/v1/messages/batches/{id}/results", "Its results.", None, "application/x-jsonl", ("id",)),
     ("get", "/wb/v1/status", "Devices, models, lanes, spools, batches and programs.", None, "Status", ()),
+    (
+        "get",
+        "/wb/v1/library",
+        "Every model with its size and origin, and files that are none.",
+        None,
+        "Library",
+        (),
+    ),
     ("get", "/wb/v1/events", "The journal as it is written.", None, "text/event-stream", ()),
     (
         "get",

@@ -59,6 +59,7 @@ LAYERS = (
             "footprint",
             "sizes",
             "pull",
+            "shelf",
             "listeners",
             "notify",
             "reactor",

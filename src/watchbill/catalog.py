@@ -446,6 +446,15 @@ class BatchRules:
 
 
 @dataclass(frozen=True, slots=True)
+class LibraryRules:
+    """Models that need no table of the config."""
+
+    files: bool = True  # every GGUF file of the models folder
+    ollama: bool = False  # what an installed Ollama keeps on this disk
+    ollama_folder: str | None = None  # where the environment says otherwise
+
+
+@dataclass(frozen=True, slots=True)
 class CoordinatorRules:
     """The coordinator that `up` runs."""
 
@@ -499,6 +508,7 @@ class Catalog:
     tiers: Mapping[str, TierRules] = field(default_factory=lambda: MappingProxyType({}))
     routing: RoutingRules = RoutingRules()
     batches: BatchRules = BatchRules()
+    library: LibraryRules = LibraryRules()
 
     @property
     def offered(self) -> dict[str, Model]:

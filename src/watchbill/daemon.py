@@ -34,14 +34,15 @@ from watchbill.fleet.command_lines import fleet_folder, programs_of
 from watchbill.gateway.app import Gateway
 from watchbill.gateway.server import Serving, serve
 from watchbill.journal import Journal
-from watchbill.limits import CONFIG_LOOK_MS, DESCRIPTORS_KEPT, DRAIN_MS, PORT_MAX
+from watchbill.limits import CONFIG_LOOK_MS, DESCRIPTORS_KEPT, DRAIN_MS, PORT_MAX, SHELF_LOOK_MS
 from watchbill.notify import Notifier
 from watchbill.probes.cards import find_cards
 from watchbill.probes.disk import DiskProbe
 from watchbill.probes.patient import PatientProbe
 from watchbill.probes.ram import RamProbe
 from watchbill.processes import CardLocks, Keeper, RootLock, Signals, Withheld, reap, watch_own_log
-from watchbill.pull import SMOLLM2_FILE, pull
+from watchbill.pull import pull
+from watchbill.pull.registry import registry_address
 from watchbill.root import Root
 from watchbill.runtime.alerts import Alerts, Deliverer
 from watchbill.runtime.broker import prepare, wait_until_up
@@ -51,9 +52,10 @@ from watchbill.runtime.drains import Drains
 from watchbill.runtime.driver import Driver, Parts
 from watchbill.runtime.heap import map_large_blocks
 from watchbill.runtime.knowledge import LearnedSizes
-from watchbill.runtime.library import Library
+from watchbill.runtime.library import Library, without_missing
 from watchbill.runtime.probe_loop import ProbeLoop
 from watchbill.runtime.recorder import Recorder
+from watchbill.shelf import Why
 from watchbill.sizes import Sizes
 
 __all__ = ["Options", "Screen", "run"]
@@ -124,9 +126,10 @@ def _run(root: Root, options: Options, screen: Screen) -> int:
         loaded = config.read(config.find_config(options.config, None), root=root.path)
         catalog = _with_address(loaded.catalog, options)
         if loaded.file is None:
-            _fetch_embedded(root, screen)
+            catalog = _with_embedded(catalog, root, screen)
         withheld = Withheld(catalog.server.key_variables)
-        library = Library.of(root.models, catalog)
+        library = Library.of(root.models, catalog, registry_address(), is_default=loaded.file is None)
+        _tell_of_files(library, screen)
         setting = _Setting(root, lock, loaded.file, options, screen, withheld, Notifier(), library)
         with _event_loop() as runner:
             return runner.run(_serve(setting, library.catalog))
@@ -161,12 +164,21 @@ def _allow_descriptors(connections: int) -> int:
     return max(1, min(connections, (soft - DESCRIPTORS_KEPT) // 2))
 
 
-def _fetch_embedded(root: Root, screen: Screen) -> None:
-    """Fetches the embedded model on first use, where there is no config."""
-    if (root.models / SMOLLM2_FILE).exists():
-        return
+def _with_embedded(catalog: Catalog, root: Root, screen: Screen) -> Catalog:
+    """Where there is no config: the embedded model, which is fetched on first use, unless there are other models."""
+    found = without_missing(catalog, root.models)
+    if found is not catalog:
+        return found
     with screen.pulling("fetching the embedded model, SmolLM2-135M") as progress:
         pull("smollm2", root.models, progress=progress)
+    return catalog
+
+
+def _tell_of_files(library: Library, screen: Screen) -> None:
+    """Warns about each file that looks like a model and is none; the others are served."""
+    for passed in library.passed:
+        if passed.why is not Why.PROJECTOR:
+            screen.warn(f"{passed.file} is not served: {passed.told}")
 
 
 def _event_loop() -> "asyncio.Runner":
@@ -228,13 +240,14 @@ async def _serve(setting: _Setting, catalog: Catalog) -> int:
         await _start_spools(spools, brokers, serving, catalog, setting)
         reloading = _Reloading(_Reloaded(driver, spools, serving, cards, batches), setting, reload_asked)
         await reloading.begin()
-        log = asyncio.create_task(watch_own_log(root.daemon_log), name="log")
+        watches = _begin_watches(setting, driver)
         pings = asyncio.create_task(notifier.keep_watchdog_calm(driver.is_ready), name="watchdog")
         notifier.ready(f"serving {len(catalog.models)} models at {serving.url}")
-        setting.screen.ready(serving.url, next(iter(catalog.models)), newcomer=setting.file is None)
+        setting.screen.ready(serving.url, _first_to_try(catalog), newcomer=setting.file is None)
         await stopping.asked.wait()
         notifier.stopping()
-        log.cancel()
+        for watch in watches:
+            watch.cancel()
         await reloading.close()
         driver.stop_admitting()
         await stopping.unless_again(_drain(serving, programs))
@@ -249,6 +262,25 @@ async def _serve(setting: _Setting, catalog: Catalog) -> int:
     pings.cancel()
     signals.leaving(stopping.exit_code)
     return stopping.exit_code
+
+
+def _begin_watches(setting: _Setting, driver: Driver) -> list[asyncio.Task[None]]:
+    """Starts to watch the daemon's own log and the model files."""
+    log, shelf = watch_own_log(setting.root.daemon_log), _watch_shelf(setting.library, driver)
+    return [asyncio.create_task(log, name="log"), asyncio.create_task(shelf, name="shelf")]
+
+
+async def _watch_shelf(library: Library, driver: Driver) -> None:
+    """Takes over model files that come or go while the daemon runs."""
+    while True:
+        await asyncio.sleep(SHELF_LOOK_MS / 1000)
+        try:
+            changes = await library.look_again(driver)
+        except Exception:  # noqa: BLE001  a fault of ours with one file must not end the watch for the others
+            _LOG.exception("the models folder could not be looked at")
+            continue
+        if changes:
+            _LOG.info("model files changed: %s", "; ".join(changes))
 
 
 async def _drain(serving: Serving, programs: Children) -> None:
@@ -385,6 +417,12 @@ def _tell_of_failures(driver: Driver, setting: _Setting) -> None:
         named = [] if setting.file is None else [str(setting.file)]
         check = setting.root.command("config", "check", *named)
         raise ConfigError(f"no model can be loaded; see: {check}")
+
+
+def _first_to_try(catalog: Catalog) -> str:
+    """A model for the first question: one that answers."""
+    talking = (name for name, model in catalog.models.items() if not model.embedding)
+    return next(talking, next(iter(catalog.models)))
 
 
 def _failures(driver: Driver) -> dict[str, str]:

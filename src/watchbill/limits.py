@@ -64,6 +64,11 @@ LIBRARY_ENTRIES_MAX = 500
 LIBRARY_BYTES_MAX = 8 * 2**20
 #: The texts of one name: its system text, template, license, parameters and messages, as JSON.
 LIBRARY_ENTRY_BYTES_MAX = 256 * 2**10
+#: Files of the models folder, or manifests of an Ollama, that are looked at; deeper folders are not entered.
+SHELF_FILES_MAX = 2_000
+SHELF_DEPTH_MAX = 4
+#: How often a daemon looks for files that came or went.
+SHELF_LOOK_MS = 2_000
 #: An uploaded model file. As long as it takes over a slow line.
 BLOB_BYTES_MAX = 2**41
 BLOB_RECEIPT_MS = 6 * 3_600_000

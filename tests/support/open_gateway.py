@@ -152,6 +152,7 @@ class OpenGateway(GatewayClient):
         self.log = log
         assert serving.gateway.batches is not None
         self.batches = serving.gateway.batches
+        self.library = serving.gateway.library
 
     @property
     def url(self) -> str:

@@ -29,10 +29,21 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
     },
     "Models": {
         "chat": ("watchbill.cli.chat:chat", "Ask a model; the answer is printed as it arrives."),
+        "run": ("watchbill.cli.shelf:run", "Talk to a model, or ask it one question."),
+        "list": (
+            "watchbill.cli.shelf:list_models",
+            "List every model that can be run, its size, and whence it is known.",
+        ),
+        "ps": ("watchbill.cli.shelf:ps", "List the models in memory, where they are, and until when."),
         "models": ("watchbill.cli.queries:models", "List the models that can be asked for."),
         "load": ("watchbill.cli.actions:load", "Load a model now and wait until it is warm."),
         "evict": ("watchbill.cli.actions:evict", "Take a model out of memory."),
-        "pull": ("watchbill.cli.pull:pull", "Fetch a model file into ROOT/models."),
+        "stop": ("watchbill.cli.shelf:stop", "Take a model out of memory; its file stays."),
+        "pull": ("watchbill.cli.pull:pull", "Fetch a model into ROOT/models."),
+        "rm": (
+            "watchbill.cli.shelf:remove",
+            "Delete models: their names, and their files where no other name needs them.",
+        ),
         "maintenance": (
             "watchbill.cli.maintenance:app",
             "Lend memory of a device, all or some, to a person or a command.",

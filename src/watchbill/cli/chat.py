@@ -27,7 +27,7 @@ from watchbill.errors import (
 )
 from watchbill.limits import CLI_CHAT_MESSAGES_MAX
 
-__all__ = ["Conversation", "chat"]
+__all__ = ["Conversation", "chat", "talk"]
 
 _DEFAULTS = Common()
 _HELP = "/new forgets the conversation, /model NAME changes the model, /exit or Ctrl-D leaves, Ctrl-C stops an answer"
@@ -165,7 +165,7 @@ def chat(
     if asked:
         conversation.ask(asked)
     else:
-        _talk(conversation, session)
+        talk(conversation, session)
 
 
 def _choose(session: Session) -> str:
@@ -187,7 +187,7 @@ def _only_embeds(model: Fields) -> bool:
     return "embedding" in able and "completion" not in able
 
 
-def _talk(conversation: Conversation, session: Session) -> None:
+def talk(conversation: Conversation, session: Session) -> None:
     """Reads questions until the end of input. Ctrl-C stops an answer; without one it leaves."""
     importlib.import_module("readline")  # importing it gives `input` line editing and a history
     session.terminal.note(f"talking to {conversation.model}; {_HELP}")

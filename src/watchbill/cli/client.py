@@ -114,9 +114,9 @@ class Client:
         """Posts JSON and returns the answer's body, unchanged."""
         return self._call("POST", path, body if body is not None else {}, timeout_s)
 
-    def delete(self, path: str) -> bytes:
+    def delete(self, path: str, body: object = None) -> bytes:
         """Deletes, and returns the answer's body, unchanged."""
-        return self._call("DELETE", path, None, CLI_ANSWER_TIMEOUT_S)
+        return self._call("DELETE", path, body, CLI_ANSWER_TIMEOUT_S)
 
     def upload(self, path: str, file: BinaryIO, size: int, fields: Mapping[str, str]) -> bytes:
         """Posts a form with a file of `size` bytes, piece by piece, and returns the answer's body, unchanged."""

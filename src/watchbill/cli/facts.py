@@ -26,6 +26,7 @@ from watchbill.probes import Probe, ProbeError
 from watchbill.probes.cards import find_cards
 from watchbill.probes.ram import RamProbe
 from watchbill.root import Root
+from watchbill.runtime.found import Shelf
 from watchbill.runtime.spools import schema_of, signer_of, verifier_of
 from watchbill.units import Bytes
 
@@ -51,6 +52,7 @@ def look_at(loaded: Loaded, root: Root) -> MachineFacts:
         is_config_public=loaded.file is not None and _can_others_read(loaded.file),
         spools=_look_at_spools(loaded),
         silent=silent_engines(engines),
+        on_shelf=len(Shelf(root.models, loaded.catalog.library).look().models),
     )
 
 

@@ -28,6 +28,7 @@ from watchbill.config.fleet import (
 from watchbill.config.journal import AlertsTable, JournalTable, build_alerts, build_journal
 from watchbill.config.keys import Key, keys_of, tables_of
 from watchbill.config.lanes import LaneTable, build_lane, check_lanes, settle_lanes
+from watchbill.config.library import LibraryTable, build_library, check_library
 from watchbill.config.models import ModelTable, build_model, check_models, settle_model
 from watchbill.config.nats import NatsTable, build_nats, check_nats, nats_variables_of
 from watchbill.config.peers import PeerTable, add_peers, build_peer_keys, check_peers, peer_variables_of
@@ -67,6 +68,7 @@ class Document(Table):
     devices: dict[str, DeviceTable] = Field(default={}, description="Memory domains.")
     engines: dict[PlainName, EngineTable] = Field(default={}, description="Programs that host models.")
     models: dict[ModelName, ModelTable] = Field(default={}, description="Models.")
+    library: LibraryTable = Field(default=LibraryTable(), description="Models without a table.")
     sets: dict[PlainName, SetTable] = Field(default={}, description="Models needed together.")
     lanes: dict[PlainName, LaneTable] = Field(default={}, description="Queues.")
     policy: PolicyTable = Field(default=PolicyTable(), description="How residency decides.")
@@ -136,6 +138,7 @@ def check_sections(document: Document, draft: Draft) -> Iterator[Wrong]:
     yield from check_devices(document.devices, draft)
     yield from check_engines(document.engines, draft)
     yield from check_models(document.models, document.engines, document.devices, draft)
+    yield from check_library(document.library, draft)
     yield from check_sets(document.sets, draft)
     yield from check_lanes(draft)
     yield from check_policy(document.policy, draft)
@@ -155,11 +158,14 @@ def _asked_peers(document: Document) -> list[str]:
     return [name for name, table in document.peers.items() if table.url is not None]
 
 
-def build(document: Document, base: Path, environment: Mapping[str, str]) -> Catalog:
-    """The catalog of a document that has been settled and found right."""
+def build(
+    document: Document, base: Path, environment: Mapping[str, str], root: Path | None = None
+) -> Catalog:
+    """The catalog of a document that has been settled and found right. Model files may lie below the root."""
     engines = build_engines(document.engines, (table.engine for table in document.models.values()), base)
     models = {
-        name: build_model(name, table, engines[table.engine], base) for name, table in document.models.items()
+        name: build_model(name, table, engines[table.engine], base, root)
+        for name, table in document.models.items()
     }
     routing = build_routing(document.routing)
     variables = key_variables_of(document.tiers) | peer_variables_of(document.peers)
@@ -182,6 +188,7 @@ def build(document: Document, base: Path, environment: Mapping[str, str]) -> Cat
         alerts=build_alerts(document.alerts),
         spools={name: build_spool(name, table, base, nats) for name, table in document.spool.items()},
         batches=build_batches(document.batches),
+        library=build_library(document.library, base),
         process={name: build_process_type(name, table) for name, table in document.process.items()},
         fleet=build_fleet(document.fleet, document.coordinator, document.agents, base),
         tiers={name: build_tier(name, table) for name, table in document.tiers.items()},

@@ -50,6 +50,7 @@ class MachineFacts:
     silent: Mapping[str, str] = field(
         default_factory=dict[str, str]
     )  # engine -> why its address does not answer
+    on_shelf: int = 0  # models that need no table
     no_cards: str = ""  # why none can be read, where the config names one
 
 
@@ -70,8 +71,10 @@ def examine(loaded: Loaded, facts: MachineFacts) -> list[Finding]:
 
 def _grave(loaded: Loaded, facts: MachineFacts) -> Iterator[Problem]:
     catalog = loaded.catalog
-    if not catalog.models:
-        yield loaded.problem(("models",), "there is no model", "add one: watchbill config init shows how")
+    if not catalog.models and not facts.on_shelf:
+        yield loaded.problem(
+            ("models",), "there is no model", "add one, or fetch one with: watchbill pull qwen2.5:0.5b"
+        )
     for name, model in catalog.models.items():
         seen = facts.models.get(name, ModelFacts())
         if seen.complaint is not None:

@@ -1,8 +1,8 @@
 """Reading: from a file to a catalog, or to the whole list of what is wrong with it.
 
 Promises that every problem is reported at once with its file, line and key (only a text that is not TOML at all
-stops at its first error), and that a catalog which is returned has passed every check. Never looks at model
-files or at the machine.
+stops at its first error), and that a catalog which is returned has passed every check. Of model files it only sees
+whether they lie beside the config or below the root; never looks at the machine.
 """
 
 import copy
@@ -23,7 +23,7 @@ from watchbill.config.file import read_config, read_once
 from watchbill.config.lookup import find_config
 from watchbill.config.report import Found, find_wrongs, refusal
 from watchbill.config.starter import EMBEDDED
-from watchbill.errors import Problem
+from watchbill.errors import ConfigError, Problem
 from watchbill.root import find_root
 from watchbill.toml import KeyPath, Raw, line_of, read_toml, show_key, too_deep
 
@@ -89,7 +89,13 @@ def read(
         return read_text(EMBEDDED, base=base, origin=EMBEDDED_ORIGIN, environment=environment)
     text = read_config(path, source)
     return read_text(
-        text, base=path.absolute().parent, origin=str(path), environment=environment, file=path, only=only
+        text,
+        base=path.absolute().parent,
+        origin=str(path),
+        environment=environment,
+        file=path,
+        only=only,
+        root=_root_of(root, environment),
     )
 
 
@@ -101,6 +107,7 @@ def read_text(
     environment: Mapping[str, str],
     file: Path | None = None,
     only: Collection[str] | None = None,
+    root: Path | None = None,
 ) -> Loaded:
     """Reads, checks and builds. Raises ConfigError with every problem there is."""
     raw, lines = read_toml(text.removeprefix("\ufeff"), origin)
@@ -112,7 +119,14 @@ def read_text(
         raise too_deep(origin) from error
     if found.wrongs or document is None:
         raise refusal(found, lines, origin)
-    return Loaded(build(document, base, environment), document, raw, lines, base, origin, file)
+    return Loaded(build(document, base, environment, root), document, raw, lines, base, origin, file)
+
+
+def _root_of(chosen: Path | None, environment: Mapping[str, str]) -> Path | None:
+    try:
+        return find_root(chosen, environment).path
+    except ConfigError:  # without a home folder no root is usual, and nothing was pulled there
+        return None
 
 
 # ------------------------------------------------------------------ the values

@@ -4,6 +4,7 @@ Which keys a model may have depends on the driver of its engine (`engines`). Siz
 them they are predicted and measured.
 """
 
+import os
 import re
 from collections.abc import Collection, Iterator, Mapping, Set
 from pathlib import Path
@@ -177,7 +178,7 @@ class ModelTable(Table):
     engine: PlainName = Field(description="An engine's name, or a driver's.", examples=["llamacpp"])
     source: Line | None = Field(
         default=None,
-        description="The model's file, relative to the config file; for ollama and remote its name there.",
+        description="The model's file, beside the config file or in ROOT/models; for ollama and remote its name there.",
         examples=["models/big.gguf"],
     )
     memory: Memory | None = Field(
@@ -480,11 +481,13 @@ def _check_tiers(draft: Draft, models: Mapping[str, ModelTable]) -> Iterator[Wro
 # ------------------------------------------------------------------ the catalog's record
 
 
-def build_model(name: str, table: ModelTable, engine: catalog.EngineRules, base: Path) -> catalog.Model:
+def build_model(
+    name: str, table: ModelTable, engine: catalog.EngineRules, base: Path, root: Path | None = None
+) -> catalog.Model:
     """The record of a table that was settled and found right, on the engine that it names."""
     source = table.source
     if source is not None and DRIVERS[engine.driver].source_is_path:
-        source = str(names.operator_path(base, source))
+        source = str(_find_source(base, root, source))
     return catalog.Model(
         name,
         table.engine,
@@ -529,6 +532,15 @@ def build_model(name: str, table: ModelTable, engine: catalog.EngineRules, base:
         image=table.image,
         private=table.private,
     )
+
+
+def _find_source(base: Path, root: Path | None, text: str) -> Path:
+    """The file of a source: beside the config, else below the root and in its models folder, where `pull` puts it."""
+    beside = names.operator_path(base, text)
+    if root is None or Path(text).expanduser().is_absolute() or os.path.exists(beside):
+        return beside
+    pulled = (names.operator_path(folder, text) for folder in (root, root / "models"))
+    return next((place for place in pulled if os.path.exists(place)), beside)
 
 
 def _script(table: ScriptTable | None) -> dict[str, object]:

@@ -16,6 +16,9 @@ engine = "llamacpp"
 source = "models/SmolLM2-135M-Instruct.Q4_1.gguf"
 aliases = ["default", "smollm2:135m"]
 concurrency = 2
+
+[library]
+ollama = true
 """
 
 _STARTER = """\
@@ -53,6 +56,10 @@ idle = "5m"                            # leaves memory after this long without u
 # source = "models/whisper.bin"
 # memory = "2GiB"
 # health = "/health"
+
+# Every file in ROOT/models is a model without a table; so is what an installed Ollama has:
+# [library]
+# ollama = true
 
 # Callers choose a lane with the header X-Watchbill-Lane, or get their key's.
 # [lanes.batch]

@@ -167,6 +167,7 @@ class Gateway(Services):
             ("GET", "/metrics", Access.KEY, own.metrics),
             ("GET", "/wb/v1/status", Access.KEY, own.status),
             ("GET", EVENTS, Access.KEY, own.events),
+            ("GET", "/wb/v1/library", Access.KEY, own.library),
             ("GET", "/wb/v1/explain", Access.KEY, own.explain),
             ("GET", "/wb/v1/requests", Access.KEY, own.requests),
             ("GET", "/wb/v1/requests/{id}", Access.KEY, own.request),

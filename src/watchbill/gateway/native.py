@@ -25,6 +25,7 @@ from watchbill.limits import (
 )
 from watchbill.metrics import CONTENT_TYPE, render
 from watchbill.quoting import quoted
+from watchbill.runtime.library import listed
 from watchbill.steps import Steps
 
 if TYPE_CHECKING:
@@ -71,6 +72,13 @@ class NativeApi:
             model = gateway.driver.catalog.models.get(name)
             row["abilities"] = [] if model is None else (await gateway.abilities.of(model)).listed()
         return json_response(status, context.lines())
+
+    async def library(self, context: RequestContext) -> Response:
+        """GET /wb/v1/library: every model with its size and origin, and the files that are no models."""
+        library, catalog = self._gateway.library, self._gateway.driver.catalog
+        if library is None:
+            raise NotFound("this gateway has no folder for models")
+        return json_response(await asyncio.to_thread(listed, library, catalog), context.lines())
 
     async def requests(self, context: RequestContext) -> Response:
         """GET /wb/v1/requests: every open request."""

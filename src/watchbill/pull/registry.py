@@ -5,7 +5,8 @@ messages, license and projector. Each layer lies in `blobs/` under its sha256, w
 that is there already is not fetched again, and one that broke off is continued.
 """
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple, cast
 
@@ -17,9 +18,19 @@ from watchbill.names import check_model_name
 from watchbill.pull import web
 from watchbill.pull.landing import Landing, Wanted
 
-__all__ = ["REGISTRY", "Layers", "Reference", "Step", "pull_layers", "read_reference"]
+__all__ = [
+    "REGISTRY",
+    "Layers",
+    "Reference",
+    "Step",
+    "layers_in",
+    "pull_layers",
+    "read_reference",
+    "registry_address",
+]
 
 REGISTRY = "https://registry.ollama.ai"
+VARIABLE = "WATCHBILL_REGISTRY"
 _ACCEPT = "application/vnd.docker.distribution.manifest.v2+json"
 _KIND = "application/vnd.ollama.image."
 _MODEL, _PROJECTOR = "model", "projector"
@@ -80,6 +91,11 @@ class Layers(NamedTuple):
         return cast("list[dict[str, object]]", found or [])
 
 
+def registry_address(environment: Mapping[str, str] = os.environ) -> str:
+    """Where models without a host in their name come from: $WATCHBILL_REGISTRY, a mirror of one's own, or Ollama's."""
+    return environment.get(VARIABLE, "").rstrip("/") or REGISTRY
+
+
 def read_reference(name: str, *, is_plain: bool = False, registry: str = REGISTRY) -> Reference:
     """The place of `[host/][namespace/]model[:tag]`; without a host in `registry`. Raises NameRefused.
 
@@ -101,18 +117,35 @@ def pull_layers(reference: Reference, folder: Path, tell: Callable[[Step], None]
     """Fetches every layer that matters. Raises PullFailed. `tell` may raise to stop it; what came is kept."""
     tell(Step("pulling manifest"))
     manifest = _manifest(reference)
-    wanted = [
-        layer
-        for layer in manifest.layers[: limits.MANIFEST_LAYERS_MAX]
-        if layer.mediaType.removeprefix(_KIND) in (_MODEL, _PROJECTOR, *_SMALL)
-    ]
-    files = [
-        (layer.mediaType.removeprefix(_KIND), _fetch(reference, layer, folder, tell)) for layer in wanted
-    ]
+    wanted = _wanted(manifest)
+    files = [(_kind(layer), _fetch(reference, layer, folder, tell)) for layer in wanted]
+    tell(Step("verifying sha256 digest"))
+    return _put_together(files, reference.repository)
+
+
+def layers_in(manifest: bytes, blobs: Path) -> Layers:
+    """The layers of a manifest that lie in a folder already, as in an Ollama's store. Raises PullFailed, OSError."""
+    try:
+        read = msgspec.json.decode(manifest, type=_Manifest)
+    except msgspec.DecodeError as error:
+        raise PullFailed(f"its manifest cannot be read: {error}") from None
+    wanted = _wanted(read)
+    return _put_together([(_kind(layer), blobs / f"sha256-{_digest(layer)}") for layer in wanted], "it")
+
+
+def _wanted(manifest: _Manifest) -> list[_Layer]:
+    layers = manifest.layers[: limits.MANIFEST_LAYERS_MAX]
+    return [layer for layer in layers if _kind(layer) in (_MODEL, _PROJECTOR, *_SMALL)]
+
+
+def _kind(layer: _Layer) -> str:
+    return layer.mediaType.removeprefix(_KIND)
+
+
+def _put_together(files: list[tuple[str, Path]], what: str) -> Layers:
     models = [path for kind, path in files if kind == _MODEL]
     if len(models) != 1:
-        raise PullFailed(f"{reference.repository} has {len(models)} model files; one is needed")
-    tell(Step("verifying sha256 digest"))
+        raise PullFailed(f"{what} has {len(models)} model files; one is needed")
     projector = next((path for kind, path in files if kind == _PROJECTOR), None)
     texts = {kind: _small(path) for kind, path in files if kind in _SMALL}
     return Layers(models[0], projector, texts)
@@ -131,10 +164,8 @@ def _manifest(reference: Reference) -> _Manifest:
 
 
 def _fetch(reference: Reference, layer: _Layer, folder: Path, tell: Callable[[Step], None]) -> Path:
-    algorithm, _, digest = layer.digest.partition(":")
-    if algorithm != "sha256" or len(digest) != 64 or set(digest) - set("0123456789abcdef"):
-        raise PullFailed(f"{reference.repository} has a layer without a sha256")
-    if layer.mediaType.removeprefix(_KIND) in _SMALL and layer.size > limits.LIBRARY_ENTRY_BYTES_MAX:
+    digest = _digest(layer)
+    if _kind(layer) in _SMALL and layer.size > limits.LIBRARY_ENTRY_BYTES_MAX:
         raise PullFailed(f"{reference.repository} has a text of {layer.size} bytes")
     url, status = f"{reference.url}/blobs/{layer.digest}", f"pulling {digest[:12]}"
 
@@ -146,6 +177,13 @@ def _fetch(reference: Reference, layer: _Layer, folder: Path, tell: Callable[[St
         web.fetch(url, landing)
     tell(Step(status, layer.digest, layer.size, layer.size))
     return landing.path
+
+
+def _digest(layer: _Layer) -> str:
+    algorithm, _, digest = layer.digest.partition(":")
+    if algorithm != "sha256" or len(digest) != 64 or set(digest) - set("0123456789abcdef"):
+        raise PullFailed("it has a layer without a sha256")
+    return digest
 
 
 def _small(path: Path) -> bytes:

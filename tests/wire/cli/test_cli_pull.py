@@ -4,6 +4,8 @@ import hashlib
 import json
 import threading
 
+from support.registry import serving_registry
+
 CONTENT = b"GGUF" + bytes(3_000_000)
 
 
@@ -15,7 +17,9 @@ def test_a_file_is_pulled_into_the_roots_models_folder(alone):
     assert (done.returncode, done.stdout) == (0, f"{landed} (3 MB)\n")
     assert landed.read_bytes() == CONTENT
     again = alone("pull", "tiny.gguf", "--json")
-    assert json.loads(again.stdout) == {"path": str(landed), "bytes": len(CONTENT), "fetched": False}
+    assert json.loads(again.stdout) == {
+        "path": str(landed), "bytes": len(CONTENT), "fetched": False, "model": None,
+    }  # fmt: skip
 
 
 def test_a_pulled_file_may_get_another_name_but_not_another_place(alone):
@@ -45,20 +49,36 @@ def test_a_file_that_is_no_model_is_told_when_it_arrives(alone, gguf_files):
 
 
 def test_a_file_that_nobody_serves_comes_with_the_lines_that_serve_it(alone, gguf_files):
-    """Pasted as they stand, they are a config that passes its check; then it is said who serves the file."""
-    done = alone("pull", str(gguf_files.embedding()), "--name", "My Model.v2.gguf")
+    """A file is served by itself, unless the config says otherwise; then the lines that serve it are printed."""
+    pull = ("pull", str(gguf_files.embedding()), "--name", "My Model.v2.gguf")
+    assert "it is served as: my-model.v2; try: " in alone(*pull).stderr
+    config = alone.home / "watchbill.toml"
+    config.write_text("[library]\nfiles = false\n")
+    done = alone(*pull)
     assert "no model of the config serves it yet" in done.stderr
+    assert f"add them to {config}" in done.stderr
     lines = done.stderr.partition("\n\n")[2].partition("\n\n")[0]
-    (alone.home / "watchbill.toml").write_text(lines)
+    config.write_text(lines)
     assert alone("config", "check").returncode == 0, lines
-    start = alone.hint("up", "--config", "watchbill.toml")
-    assert done.stderr.endswith(f"save them as watchbill.toml, then: {start}\n")
-    assert (
-        "it is served as: my-model.v2"
-        in alone("pull", str(gguf_files.embedding()), "--name", "My Model.v2.gguf").stderr
-    )
-    other = alone("pull", str(gguf_files.embedding()), "--name", "other.gguf").stderr
-    assert f"add them to {alone.home / 'watchbill.toml'}" in other
+    assert "it is served as: my-model.v2" in alone(*pull).stderr
+
+
+def test_a_name_of_the_library_is_pulled_without_a_daemon_and_served_later(alone, gguf_files):
+    """LANE-03: `pull qwen2.5:0.5b`, as people know it; the same command finds it the second time."""
+    content = gguf_files.chat("3MB").read_bytes()
+    with serving_registry() as registry:
+        registry.add("library/qwen2.5:0.5b", model=content)
+        alone.settings["WATCHBILL_REGISTRY"] = registry.url
+        done = alone("pull", "qwen2.5:0.5b")
+        assert done.returncode == 0 and "it is served as: qwen2.5:0.5b" in done.stderr, done.stderr
+        again = alone("pull", "qwen2.5:0.5b", "--json")
+        assert json.loads(again.stdout)["fetched"] is False
+        refused = alone("pull", "nonesuch:1b")
+        assert (refused.returncode, "file does not exist" in refused.stderr) == (1, True)
+    assert "qwen2.5:0.5b" in alone("list").stdout
+    assert alone("rm", "qwen2.5:0.5b").returncode == 0
+    assert json.loads(alone("list", "--json").stdout)["models"][0]["name"] == "smollm2"
+    assert list((alone.home / "root" / "models" / "blobs").glob("sha256-*")) == []
 
 
 def test_a_source_that_is_not_there_fails_and_one_without_its_hash_is_wrong_use(alone, daemon):

@@ -76,10 +76,10 @@ class LibraryApi:
             entry is None or entry.base is None
         ):
             await self._pulling.delete_there(model)
-        elif entry is None:
+        elif entry is None and not self._library.may_remove(model):
             raise RequestError(f"{model.name} is a model of the config; take it out there")
-        if entry is not None:
-            await self._library.remove(self._gateway.driver, entry.name)
+        if entry is not None or self._library.may_remove(model):
+            await self._library.remove(self._gateway.driver, model.name if entry is None else entry.name)
         return Response(b"", {}, lines=context.lines())
 
     def _refuse_declared(self, name: str) -> None:

@@ -36,11 +36,10 @@ from watchbill.gateway.dialects.ollama.progress import tell_progress
 from watchbill.gateway.http.messages import Answer
 from watchbill.gateway.request_context import RequestContext
 from watchbill.gateway.wire import NO_STREAM, LineReader, decode_fields
-from watchbill.gguf import GgufError, read_header
 from watchbill.limits import ERROR_BYTES_MAX, PULL_LINES_PER_S, PULLS_MAX
 from watchbill.pull import SMOLLM2_FILE, pull
 from watchbill.pull.registry import Layers, Reference, Step, pull_layers, read_reference
-from watchbill.runtime.library import BLOBS, Entry, Library
+from watchbill.runtime.library import BLOBS, Entry, entry_of
 
 if TYPE_CHECKING:
     from watchbill.gateway.services import Services
@@ -182,7 +181,9 @@ class Pulling:
             yield step
         assert work.layers is not None
         yield {"status": "writing manifest"}
-        await library.put(self._gateway.driver, await asyncio.to_thread(_entry, name, work.layers, library))
+        await library.put(
+            self._gateway.driver, await asyncio.to_thread(entry_of, name, work.layers, library.folder)
+        )
         yield _SUCCESS
 
     async def _in_thread(self, work: "_Work") -> AsyncGenerator[Fields]:
@@ -253,27 +254,6 @@ class _Smollm2(_Work):
             self.report(Step(f"pulling {SMOLLM2_FILE}", SMOLLM2_FILE, total, done))
 
         pull("smollm2", self._folder, progress=progress)
-
-
-def _entry(name: str, layers: Layers, library: Library) -> Entry:
-    """The name of a model that was pulled. Raises PullFailed for a file that is no model; blocks."""
-    try:
-        header = read_header(layers.file)
-    except GgufError as error:
-        raise PullFailed(f"what was pulled as {name} is no model: {error.what}") from None
-    projector = layers.projector
-    return Entry(
-        name,
-        file=str(layers.file.relative_to(library.folder)),
-        projector=None if projector is None else str(projector.relative_to(library.folder)),
-        embedding=header.is_embedding,
-        system=layers.text("system"),
-        template=layers.text("template"),
-        license=layers.text("license"),
-        parameters=layers.parameters(),
-        messages=layers.messages(),
-        modified_s=time.time(),
-    )
 
 
 def _unheard(step: Step) -> None:

@@ -1,0 +1,274 @@
+"""`list`, `ps`, `run`, `rm` and `stop`: models as people who come from Ollama handle them.
+
+`list` and `rm` also work without a daemon: the models folder is there before one starts.
+"""
+
+import asyncio
+import json as jsonlib
+import os
+import stat
+import sys
+import time
+from datetime import UTC, datetime
+from typing import Annotated, cast
+
+from cyclopts import Parameter
+from cyclopts.validators import Number
+
+from watchbill.cli.actions import evict
+from watchbill.cli.chat import Conversation, talk
+from watchbill.cli.client import DaemonRefused, parse
+from watchbill.cli.options import Common, Json
+from watchbill.cli.pull import pull_through_daemon
+from watchbill.cli.session import Session
+from watchbill.cli.status import Fields, fields, figure, rows_of
+from watchbill.cli.terminal import Column, Terminal, plain
+from watchbill.errors import ModelNotFound, NotReachable, RequestError
+from watchbill.root import Root, find_root
+from watchbill.units import format_bytes, format_millis
+
+__all__ = ["list_models", "ps", "remove", "run", "stop"]
+
+_DEFAULTS = Common()
+_Name = Annotated[
+    str, Parameter(name="MODEL", help="One of the model's names, as `watchbill list` shows them.")
+]
+
+
+# ------------------------------------------------------------------ what there is
+
+
+def list_models(*, json: Json = False, common: Common = _DEFAULTS) -> None:
+    """List every model that can be run, its size, and whence it is known.
+
+    From the config, from the files of ROOT/models, from an installed Ollama, and under names that callers made. Files
+    that are broken or still arrive are listed below, with the reason. Needs no daemon.
+    """
+    terminal = Terminal(quiet=common.quiet)
+    root = find_root(common.root)
+    try:
+        told = common.session().client.get("/wb/v1/library")
+    except NotReachable:
+        if common.url or os.environ.get("WATCHBILL_URL"):
+            raise
+        told = jsonlib.dumps(_without_daemon(root)).encode()
+        terminal.note(f"no daemon runs; this is what it would serve: {root.command_to_start()}")
+    if json:
+        terminal.show_json(told)
+    else:
+        terminal.show(*_draw_library(fields(parse(told)), root, terminal))
+
+
+def _without_daemon(root: Root) -> dict[str, object]:
+    """What a daemon would serve if it started now."""
+    from watchbill.config import find_config, read
+    from watchbill.runtime.library import Library, listed, without_missing
+
+    loaded = read(find_config(None, root), root=root.path)
+    catalog = without_missing(loaded.catalog, root.models) if loaded.file is None else loaded.catalog
+    library = Library.of(root.models, catalog, is_default=loaded.file is None)
+    return listed(library, library.catalog)
+
+
+def _draw_library(told: Fields, root: Root, terminal: Terminal) -> list[str]:
+    models = rows_of(told, "models")
+    lines: list[str] = []
+    if models:
+        columns = [
+            Column("NAME"), Column("SIZE", right=True), Column("MODIFIED"), Column("FROM"), Column("ALSO CALLED"),
+        ]  # fmt: skip
+        head, *rows = terminal.table(columns, [_row(each) for each in models])
+        lines += [terminal.mark(head, "bold"), *rows]
+    else:
+        lines.append(f"no models; fetch one with: {root.command('pull', 'qwen2.5:0.5b')}")
+    if passed := rows_of(told, "passed"):
+        lines += ["", terminal.mark("not served", "bold")]
+        for each in passed:
+            text = f"{plain(each.get('file'))}: {plain(each.get('why'))}"
+            detail = plain(each.get("detail") or "")
+            lines += terminal.wrapped(f"{text}: {detail}" if detail else text, 2)
+    return lines
+
+
+def _row(model: Fields) -> list[str]:
+    aliases = model.get("aliases")
+    called = [plain(each) for each in cast("list[object]", aliases)] if isinstance(aliases, list) else []
+    size, modified = model.get("size"), model.get("modified_s")
+    age_ms = max(0, int((time.time() - modified) * 1000)) if isinstance(modified, int | float) else None
+    return [
+        plain(model.get("name")),
+        format_bytes(figure(size)) if size is not None else "-",
+        "-" if age_ms is None else f"{format_millis(age_ms)} ago",
+        plain(model.get("origin") or ""),
+        ", ".join(called) or "-",
+    ]
+
+
+def ps(*, json: Json = False, common: Common = _DEFAULTS) -> None:
+    """List the models in memory, where they are, and until when."""
+    session = common.session()
+    told = session.client.get("/api/ps")
+    if json:
+        session.terminal.show_json(told)
+        return
+    models = rows_of(parse(told), "models")
+    if not models:
+        session.terminal.show("no model is in memory; the next request loads one")
+        return
+    columns = [
+        Column("NAME"), Column("SIZE", right=True), Column("PROCESSOR"), Column("CONTEXT", right=True), Column("UNTIL"),
+    ]  # fmt: skip
+    head, *rows = session.terminal.table(columns, [_running_row(each) for each in models])
+    session.terminal.show(session.terminal.mark(head, "bold"), *rows)
+
+
+def _running_row(model: Fields) -> list[str]:
+    size, on_cards = figure(model.get("size")), figure(model.get("size_vram"))
+    share = round(100 * on_cards / size) if size else 0
+    where = {0: "100% CPU", 100: "100% GPU"}.get(share, f"{100 - share}%/{share}% CPU/GPU")
+    name = plain(model.get("name")).removesuffix(":latest")
+    context = figure(model.get("context_length"))
+    return [name, format_bytes(size), where, str(context), _until(str(model.get("expires_at") or ""))]
+
+
+def _until(moment: str) -> str:
+    try:
+        left = datetime.fromisoformat(moment) - datetime.now(UTC)
+    except (ValueError, TypeError):
+        return "-"
+    if left.days > 365:
+        return "stays"
+    return f"{format_millis(max(0, int(left.total_seconds() * 1000)))} from now"
+
+
+# ------------------------------------------------------------------ run
+
+
+def run(
+    model: Annotated[str, Parameter(name="MODEL", help="Which model. One that is not here is pulled first.")],
+    /,
+    *prompt: Annotated[
+        str,
+        Parameter(
+            name="PROMPT",
+            help="The question; what is piped in comes before it. Without either, on a terminal: a conversation.",
+        ),
+    ],
+    system: Annotated[str | None, Parameter(help="The system prompt.")] = None,
+    max_tokens: Annotated[
+        int | None, Parameter(help="Longest answer, in tokens.", validator=Number(gte=1))
+    ] = None,
+    common: Common = _DEFAULTS,
+) -> None:
+    """Talk to a model, or ask it one question.
+
+    Example: watchbill run qwen2.5:0.5b "Why is the sky blue?"
+    """
+    session = common.session()
+    _fetch_missing(session, model)
+    asked = _asked(" ".join(prompt))
+    conversation = Conversation(session, model, system, max_tokens)
+    if asked:
+        conversation.ask(asked)
+    elif sys.stdin.isatty():
+        talk(conversation, session)
+    else:
+        raise RequestError(
+            f"nothing to ask; write: {session.root.command('run', model, 'Why is the sky blue?')}"
+        )
+
+
+def _asked(prompt: str) -> str:
+    """The question: what is piped in, then the words of the command."""
+    kind = os.fstat(sys.stdin.fileno()).st_mode
+    if prompt and not (stat.S_ISFIFO(kind) or stat.S_ISREG(kind)):
+        return prompt
+    piped = "" if sys.stdin.isatty() else sys.stdin.read().strip()
+    return "\n\n".join(part for part in (piped, prompt) if part)
+
+
+def _fetch_missing(session: Session, model: str) -> None:
+    """Pulls a model that the daemon does not know. Raises ModelNotFound when it cannot be had."""
+    try:
+        session.client.post("/api/show", {"model": model})
+    except DaemonRefused as refused:
+        if refused.answered != 404:
+            raise
+    else:
+        return
+    session.terminal.note(f"{plain(model)} is not here yet; pulling it")
+    try:
+        pull_through_daemon(session, model)
+    except DaemonRefused as refused:
+        raise ModelNotFound(
+            f"no model is called {plain(model)}, and it cannot be pulled: {refused}; "
+            f"see: {session.root.command('list')}"
+        ) from refused
+
+
+# ------------------------------------------------------------------ rm and stop
+
+
+def remove(
+    *models: Annotated[str, Parameter(name="MODEL", help="Names of models, as `watchbill list` shows them.")],
+    json: Json = False,
+    common: Common = _DEFAULTS,
+) -> None:
+    """Delete models: their names, and their files where no other name needs them.
+
+    Models of the config and of an installed Ollama are not touched: the message says where they can be removed.
+    """
+    if not models:
+        raise RequestError(f"name a model; see: {find_root(common.root).command('list')}")
+    terminal = Terminal(quiet=common.quiet)
+    for model in models:
+        _remove(model, common)
+    if json:
+        terminal.show(jsonlib.dumps({"removed": list(models)}))
+    else:
+        terminal.show(*(f"removed {plain(model)}" for model in models))
+
+
+def _remove(model: str, common: Common) -> None:
+    try:
+        common.session().client.delete("/api/delete", {"model": model})
+    except NotReachable:
+        if common.url or os.environ.get("WATCHBILL_URL"):
+            raise
+        _remove_without_daemon(find_root(common.root), model)
+    except DaemonRefused as refused:
+        if refused.answered != 404:
+            raise
+        raise ModelNotFound(
+            f"no model is called {plain(model)}; see: {find_root(common.root).command('list')}"
+        ) from refused
+
+
+def _remove_without_daemon(root: Root, model: str) -> None:
+    from watchbill.config import find_config, read
+    from watchbill.processes import RootLock
+    from watchbill.runtime.library import Library
+
+    with RootLock(root.lock_file):  # no daemon starts meanwhile
+        loaded = read(find_config(None, root), root=root.path)
+        library = Library.of(root.models, loaded.catalog, is_default=loaded.file is None)
+        found = library.catalog.find_model(model)
+        if found is None:
+            raise ModelNotFound(f"no model is called {plain(model)}; see: {root.command('list')}")
+        if not library.may_remove(found):
+            raise RequestError(f"{found.name} is a model of the config; take it out of {loaded.origin}")
+        asyncio.run(library.remove(None, model))
+
+
+def stop(
+    model: _Name,
+    /,
+    *,
+    json: Json = False,
+    common: Common = _DEFAULTS,
+) -> None:
+    """Take a model out of memory; its file stays.
+
+    Its running requests end first. The same as `watchbill evict`.
+    """
+    evict(model, json=json, common=common)
