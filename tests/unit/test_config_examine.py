@@ -112,7 +112,7 @@ def test_cards_that_cannot_be_read_are_named_with_the_reason() -> None:
 
 def test_a_config_without_models_is_named() -> None:
     assert said(findings(""), grave=True) == [
-        " models: there is no model; add one: watchbill config init shows how"
+        " models: there is no model; add one, or fetch one with: watchbill pull qwen2.5:0.5b"
     ]
 
 
