@@ -14,6 +14,7 @@ from support.memory_disk import Cut, File, MemoryDisk, State, Steps
 from watchbill.files.checked_log import whole_lines
 from watchbill.fleet.coordinator.inbox import StartAnew
 from watchbill.fleet.coordinator.loop import Coordinator
+from watchbill.fleet.folder.agent_report import AgentReport
 from watchbill.fleet.folder.board import Board
 from watchbill.fleet.folder.heartbeat import Heartbeat, Pulse, Watcher, write_heartbeat
 from watchbill.fleet.folder.requests import Reopening, ask_to_cancel, ask_to_reopen
@@ -21,6 +22,7 @@ from watchbill.fleet.folder.results import End, Result, ResultLog
 from watchbill.fleet.folder.slips import Slip
 from watchbill.fleet.state.epochs import Superseded
 from watchbill.plans.batch import ExecutePlan
+from watchbill.plans.task import TaskClass
 
 BATCH, PLAN = "b", "p"
 FOLDER = f"plans/{PLAN}/history/{BATCH}"
@@ -127,9 +129,9 @@ class Hand:
         work = self.slip.work
         if self.slip.task.endswith(".evaluation"):
             return '{"score": 4, "reason": "clear"}'
-        if work.get("class") == "meta":
+        if work.task_class is TaskClass.META:
             self.hot = ("m",)
-        elif work.get("prompt"):
+        elif work.prompt:
             answer = f"{self.slip.task} a{self.slip.attempt}".encode()
             path = f"{FOLDER}/tasks/{self.slip.task}/a{self.slip.attempt}/stdout"
             self.disk.put(path, answer, durable=True)
@@ -141,9 +143,9 @@ class Hand:
         if not offered:
             return
         self.seq += 1
-        values = {"model": "m", "models": ["m"], "hot_models": list(self.hot), "llm_slots": 1, "host": "rig"}
+        report = AgentReport(model="m", models=("m",), hot_models=tuple(self.hot), llm_slots=1, host="rig")
         write_heartbeat(
-            self.disk, self.name, Heartbeat(Pulse(f"rig-{self.log.life}", 1, 1, self.seq), values)
+            self.disk, self.name, Heartbeat(Pulse(f"rig-{self.log.life}", 1, 1, self.seq), report)
         )
         for name in offered:
             if board.claim(self.name, name):

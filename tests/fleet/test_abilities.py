@@ -10,8 +10,10 @@ from support.fleet_folder import FleetFolder
 from watchbill import limits
 from watchbill.fleet.coordinator.watchers import Stranded
 from watchbill.fleet.folder import places
+from watchbill.fleet.folder.agent_report import AgentReport
 from watchbill.fleet.folder.disk import FolderDisk
 from watchbill.fleet.folder.heartbeat import Heartbeat, Pulse, write_heartbeat
+from watchbill.fleet.folder.values import Fields
 from watchbill.fleet.matching.abilities import Ability, Lack, Need, ability_of, lack_of, offered
 from watchbill.plans.task import TaskClass
 
@@ -58,7 +60,7 @@ def test_the_ability_of_an_agent_is_in_its_heartbeat() -> None:
         "cpu_slots": 2, "devices": ["gpu:0", "gpu:3"], "claimed_vram_mb": 1000, "budget_available_mb": 3915,
         "model": "qwen", "models": ["qwen", "bge"],
     }  # fmt: skip
-    found = ability_of("gpu-0", Heartbeat(Pulse("", 1, 1, 1), values))
+    found = ability_of("gpu-0", Heartbeat(Pulse("", 1, 1, 1), AgentReport.of(Fields(values))))
     assert found == Ability("gpu-0", 2, True, True, 4915, "qwen", ("qwen", "bge"))
     assert offered([PI, found, BRAIN]) == "pi (4 cpu); gpu-0 (2 cpu, 4,915 MB for scripts, models qwen, bge)"
 
@@ -81,7 +83,8 @@ def seen(fleet: FleetFolder, agent: str, **values: object) -> None:
     places.make_fleet(fleet.root)
     for folder in (places.processing_folder(agent), str(Path(places.heartbeat_path(agent)).parent)):
         disk.make_folder(folder)
-    write_heartbeat(disk, agent, Heartbeat(Pulse("elsewhere", 1, 1, 1), {"cpu_slots": 1, **values}))
+    report = AgentReport.of(Fields({"cpu_slots": 1, **values}))
+    write_heartbeat(disk, agent, Heartbeat(Pulse("elsewhere", 1, 1, 1), report))
 
 
 GPU = {"devices": ["gpu:1"], "budget_available_mb": 4915, "model": "qwen", "models": ["qwen"]}

@@ -17,8 +17,10 @@ from watchbill.errors import OursError
 from watchbill.files.host import boot_id
 from watchbill.fleet.agent.loop import Agent, AgentOptions
 from watchbill.fleet.folder import places
+from watchbill.fleet.folder.agent_report import AgentReport
 from watchbill.fleet.folder.disk import FolderDisk
 from watchbill.fleet.folder.heartbeat import Heartbeat, Pulse, write_heartbeat
+from watchbill.fleet.folder.values import Fields
 
 WAITING = "### a\n- **command**: `touch {BATCH_PATH}/started; while [ ! -e {BATCH_PATH}/go ]; do sleep 0.05; done`\n"
 
@@ -132,7 +134,8 @@ async def test_a_full_folder_loses_no_result(rig: FleetRig, monkeypatch: pytest.
 
 def leave_heartbeat(rig: FleetRig, pulse: Pulse, **values: object) -> None:
     rig.disk.make_folder(os.path.dirname(places.heartbeat_path("cpu-1")))
-    write_heartbeat(rig.disk, "cpu-1", Heartbeat(pulse, {"name": "cpu-1", "state": "cold", **values}))
+    report = AgentReport.of(Fields({"name": "cpu-1", "state": "cold", **values}))
+    write_heartbeat(rig.disk, "cpu-1", Heartbeat(pulse, report))
 
 
 async def test_a_pid_that_was_used_again_is_no_rival(rig: FleetRig) -> None:

@@ -11,11 +11,13 @@ from support.fleet_rig import FleetRig
 from watchbill import limits
 from watchbill.fleet.coordinator.loop import Coordinator
 from watchbill.fleet.folder import places
+from watchbill.fleet.folder.agent_report import AgentReport, HeldWhy
 from watchbill.fleet.folder.board import Board
 from watchbill.fleet.folder.disk import FolderDisk
-from watchbill.fleet.folder.heartbeat import Heartbeat, HeldWhy, Pulse, Watcher, write_heartbeat
+from watchbill.fleet.folder.heartbeat import Heartbeat, Pulse, Watcher, write_heartbeat
 from watchbill.fleet.folder.results import End, Result, ResultLog
 from watchbill.fleet.folder.signals import Order, pending, send
+from watchbill.fleet.folder.values import Fields
 from watchbill.fleet.matching.abilities import Ability, can_be_spared
 from watchbill.fleet.matching.bad_agents import BadAgents, Failure
 from watchbill.plans.batch import ExecutePlan
@@ -134,9 +136,8 @@ class Rig:
         self.brain.start(0)
 
     def beat(self, agent: str, **values: object) -> None:
-        write_heartbeat(
-            self.disk, agent, Heartbeat(Pulse("rig", 1, 1, self.now_ms), {"cpu_slots": 4, **values})
-        )
+        report = AgentReport.of(Fields({"cpu_slots": 4, **values}))
+        write_heartbeat(self.disk, agent, Heartbeat(Pulse("rig", 1, 1, self.now_ms), report))
 
     def turn(self, ms: int = 2_000) -> None:
         self.now_ms += ms

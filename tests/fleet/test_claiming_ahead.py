@@ -1,7 +1,6 @@
 """Tasks that an agent claims before a slot is free: only quick ones, never for long, and each runs once."""
 
 import json
-from typing import Any, cast
 
 import pytest
 
@@ -13,9 +12,11 @@ from watchbill.fleet.agent.ahead import Ahead
 from watchbill.fleet.agent.desk import Desk
 from watchbill.fleet.agent.work import Prepared
 from watchbill.fleet.folder import places
+from watchbill.fleet.folder.agent_report import AgentReport
 from watchbill.fleet.folder.heartbeat import Heartbeat, Pulse, write_heartbeat
 from watchbill.fleet.folder.signals import Order
 from watchbill.fleet.folder.slips import Slip
+from watchbill.fleet.folder.work import Work
 from watchbill.plans.task import TaskClass
 from watchbill.processes.crew import Job
 
@@ -80,7 +81,7 @@ def held_by_a_dead_agent(rig: FleetRig) -> list[str]:
     for name in names:
         rig.disk.move(f"{places.QUEUE}/{name}", f"{places.processing_folder('gone')}/{name}")
     pulse = Pulse(boot_id(), 2**22 + 1, 1, 1)
-    write_heartbeat(rig.disk, "gone", Heartbeat(pulse, {"name": "gone", "cpu_slots": 1}))
+    write_heartbeat(rig.disk, "gone", Heartbeat(pulse, AgentReport("gone", cpu_slots=1)))
     return names
 
 
@@ -107,7 +108,7 @@ def test_the_next_life_of_an_agent_reports_what_had_not_started_as_such(rig: Fle
 
 
 def prepared(name: str) -> Prepared:
-    slip = Slip("t", "b", "p", 1, 1, 0, (), cast("dict[str, Any]", {}), (), cast("dict[str, Any]", {}))
+    slip = Slip("t", "b", "p", 1, 1, 0, (), {}, (), Work())
     return Prepared(name, slip, TaskClass.CPU, Job(name, ("true",), {}))
 
 

@@ -10,9 +10,11 @@ import pytest
 from watchbill.catalog import Device
 from watchbill.core.messages import Constraint
 from watchbill.fleet.coordinator.heating import Heating
+from watchbill.fleet.folder.agent_report import AgentReport
 from watchbill.fleet.folder.heartbeat import Heartbeat, Pulse
 from watchbill.fleet.folder.results import End, Result
 from watchbill.fleet.folder.slips import Headline, slip_name
+from watchbill.fleet.folder.values import Fields
 from watchbill.fleet.matching.abilities import Need
 from watchbill.fleet.matching.claiming import Health, Standing, may_claim
 from watchbill.fleet.matching.heat import Command, Demand, Temperature, Told, orders
@@ -161,7 +163,7 @@ def test_an_order_that_had_no_effect_is_given_again_after_its_time() -> None:
 
 def beat(**values: object) -> Heartbeat:
     whole = {"model": "qwen", "models": ["qwen"], "llm_slots": 1, "host": "rig", **values}
-    return Heartbeat(Pulse("boot", 1, 1, 1), whole)
+    return Heartbeat(Pulse("boot", 1, 1, 1), AgentReport.of(Fields(whole)))
 
 
 def test_an_order_is_a_slip_for_one_agent_and_its_end_is_heard() -> None:
@@ -170,7 +172,7 @@ def test_an_order_is_a_slip_for_one_agent_and_its_end_is_heard() -> None:
     [(name, slip)] = heating.look({"gpu-1": beat()}, waiting, 7, 0).items()
     assert may_claim(name, Standing("gpu-1", 0)) is None
     assert may_claim(name, Standing("gpu-2", 0, own_model="qwen")) is not None
-    assert (slip.work["command"], slip.work["model"], slip.batch) == ("load_llm", "qwen", "")
+    assert (slip.work.command, slip.work.model, slip.batch) == ("load_llm", "qwen", "")
     assert heating.look({"gpu-1": beat()}, waiting, 7, 1_000) == {}
     assert not heating.hear(Result("3-0000000001-cpu-v0-_-b-t.a1.json", "gpu-1", 1, End.DONE), 2_000)
     assert heating.hear(Result(name, "gpu-1", 1, End.FAILED, tail="no such file"), 2_000)

@@ -30,6 +30,7 @@ from watchbill.fleet.agent.questions import Question
 from watchbill.fleet.agent.work import Finished, Prepared, Setting, conclude
 from watchbill.fleet.folder import places
 from watchbill.fleet.folder.slips import Slip
+from watchbill.fleet.folder.work import Work
 from watchbill.plans.task import TaskClass
 from watchbill.processes.crew import Cause, Ended, Job, Output
 
@@ -166,7 +167,7 @@ def test_the_power_cuts_would_show_a_loss(disk: Disk) -> None:
 def test_an_answer_that_an_agent_is_about_to_report_survives_a_power_cut(disk: Disk) -> None:
     """FLEET-09, PLAN-02: its report is durable, and the coordinator publishes the file; seen on xfs: an empty one."""
     folder = prepare(disk.path / "shared")
-    slip = Slip("say", "b", "p", 1, 1, 0, (), {}, (), {"prompt": "Go."})
+    slip = Slip("say", "b", "p", 1, 1, 0, (), {}, (), Work(prompt="Go."))
     prepared = Prepared(
         "name", slip, TaskClass.LLM, Job("name", (), {}), Question("", "Go."), keeps_folder=True
     )

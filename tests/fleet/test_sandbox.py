@@ -16,6 +16,7 @@ from support.fleet_rig import FleetRig, marked_processes
 from watchbill.errors import ConfigError
 from watchbill.fleet.agent import work
 from watchbill.fleet.folder.slips import Slip
+from watchbill.fleet.folder.work import Work
 from watchbill.fleet.permissions.rules import Network, RuleBook
 from watchbill.fleet.permissions.ruling import read_rules
 from watchbill.plans.task import Sandbox
@@ -171,12 +172,30 @@ def test_an_agent_that_cannot_make_the_sandbox_runs_nothing_of_the_task(tmp_path
     """FLEET-10: another agent may; without one the task fails and says why."""
     for folder in ("plans/p/history/b1", "outputs"):
         (tmp_path / folder).mkdir(parents=True)
-    demands = {"command": "true", "class": "cpu", "sandbox": "strict"}
+    demands = Work(command="true", sandbox=Sandbox.STRICT)
     slip = Slip("a", "b1", "p", 1, 1, 0, (), {}, (), demands)
     for can in (frozenset[Sandbox](), frozenset({Sandbox.LIGHT})):
         setting = work.Setting(tmp_path, "cpu-1", tmp_path / "outputs", sandboxes=can)
         with pytest.raises(work.CannotCage, match="strict"):
             work.prepare(setting, "name", slip)
+    assert list((tmp_path / "outputs").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("key", "word"), [("sandbox", "vault"), ("type", "dream"), ("class", "quantum"), ("sandbox", "STRICT")]
+)
+def test_a_word_of_a_later_version_in_a_slip_is_left_to_agents_that_know_it(
+    tmp_path: Path, key: str, word: str
+) -> None:
+    """FLEET-10: a sandbox that this agent does not know is not taken for none."""
+    for folder in ("plans/p/history/b1", "outputs"):
+        (tmp_path / folder).mkdir(parents=True)
+    content = Slip("a", "b1", "p", 1, 1, 0, (), {}, (), Work(command="true")).encode()
+    slip = Slip.decode(json.dumps({**json.loads(content), key: word}).encode())
+    setting = work.Setting(tmp_path, "cpu-1", tmp_path / "outputs", sandboxes=frozenset(Sandbox))
+    with pytest.raises(work.NotNow, match=f"{key} .*{word}.*this version does not know"):
+        work.prepare(setting, "name", slip)
+    assert json.loads(slip.encode())[key] == word
     assert list((tmp_path / "outputs").iterdir()) == []
 
 

@@ -10,11 +10,11 @@ import json
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from watchbill.files.host import boot_id, start_time
 from watchbill.fleet.coordinator.loop import Coordinator
 from watchbill.fleet.folder import places
+from watchbill.fleet.folder.agent_report import AgentReport
 from watchbill.fleet.folder.board import Board
 from watchbill.fleet.folder.disk import FolderDisk
 from watchbill.fleet.folder.heartbeat import Heartbeat, Pulse, Watcher, write_heartbeat
@@ -22,6 +22,7 @@ from watchbill.fleet.folder.results import End, Result, ResultLog
 from watchbill.fleet.folder.slips import Slip, headline_of
 from watchbill.fleet.state.ledger import Phase
 from watchbill.plans.batch import ExecutePlan
+from watchbill.plans.task import TaskClass
 
 __all__ = ["FleetLife", "answer_of", "submit"]
 
@@ -87,9 +88,9 @@ class Worker:
         said = ""
         if slip.task.endswith(".evaluation"):
             said = json.dumps({"score": 4, "reason": "clear"})
-        elif slip.work.get("class") == "meta":
+        elif slip.work.task_class is TaskClass.META:
             self._hot = True
-        elif slip.work.get("prompt"):
+        elif slip.work.prompt:
             folder = f"{places.batch_folder(slip.plan, slip.batch)}/tasks/{slip.task}/a{slip.attempt}"
             self._disk.make_folder(folder)
             answer = answer_of(slip.task, slip.attempt, self.name).encode()
@@ -104,11 +105,11 @@ class Worker:
     def _beat(self) -> None:
         self._seq += 1
         pulse = Pulse(boot_id(), os.getpid(), start_time(os.getpid()) or 0, self._seq)
-        values: dict[str, Any] = {
-            "model": MODEL, "models": [MODEL], "hot_models": [MODEL] if self._hot else [], "llm_slots": 1,
-            "host": "rig", "budget_available_mb": 8192,
-        }  # fmt: skip
-        write_heartbeat(self._disk, self.name, Heartbeat(pulse, values))
+        report = AgentReport(
+            model=MODEL, models=(MODEL,), hot_models=(MODEL,) if self._hot else (), llm_slots=1, host="rig",
+            available_mb=8192,
+        )  # fmt: skip
+        write_heartbeat(self._disk, self.name, Heartbeat(pulse, report))
 
 
 class FleetLife:

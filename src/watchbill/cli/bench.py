@@ -82,7 +82,7 @@ def _choose(status: Fields, agents: Mapping[str, Heartbeat], named: str | None) 
     }
     if named is not None and named not in usable:
         raise OursError(f"there is no model {named} to measure with", hint=did_you_mean(named, list(usable)))
-    own = {Fields(beat.values).text("model") for beat in agents.values()}
+    own = {beat.report.model for beat in agents.values()}
     found: dict[tuple[str, ...], str] = {}
     for device in devices:
         here = [name for name, its in usable.items() if device in its and named in (None, name)]

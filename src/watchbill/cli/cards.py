@@ -8,6 +8,7 @@ import json as json_module
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 from watchbill.cli.bench import BENCH_COLUMNS, bench_row
 from watchbill.cli.fleet_root import open_fleet
@@ -15,9 +16,10 @@ from watchbill.cli.plan_views import told_hold
 from watchbill.cli.terminal import Column, Terminal, plain
 from watchbill.files.host import boot_id
 from watchbill.fleet.folder import places
+from watchbill.fleet.folder.agent_report import STOPPED
 from watchbill.fleet.folder.benchmarks import Benchmark, read_benchmarks
 from watchbill.fleet.folder.disk import FolderDisk
-from watchbill.fleet.folder.heartbeat import STOPPED, Heartbeat, Pulse, Watcher, read_heartbeat
+from watchbill.fleet.folder.heartbeat import Heartbeat, Watcher, read_heartbeat
 from watchbill.fleet.folder.values import Fields
 from watchbill.limits import GPUS_LOOK_MS
 
@@ -38,8 +40,9 @@ def show_cards(root: Path | None, *, follow: bool, json: bool, quiet: bool) -> i
     while True:
         found, measured = _read(disk, watcher), read_benchmarks(disk)
         if json:
+            agents = {name: each.fields() for name, each in found.items()}
             told = {name: each.fields() for name, each in measured.items()}
-            terminal.show_json(json_module.dumps({"agents": found, "bench": told}).encode())
+            terminal.show_json(json_module.dumps({"agents": agents, "bench": told}).encode())
         else:
             terminal.show(*_draw(found, terminal), *_draw_benchmarks(measured, terminal))
             terminal.show(*_held(folder, found))
@@ -48,35 +51,42 @@ def show_cards(root: Path | None, *, follow: bool, json: bool, quiet: bool) -> i
         time.sleep(GPUS_LOOK_MS / 1000)
 
 
-def _read(disk: FolderDisk, watcher: Watcher) -> dict[str, dict[str, object]]:
-    """Agent -> its heartbeat, and whether it lives."""
-    found: dict[str, dict[str, object]] = {}
+class _Seen(NamedTuple):
+    """An agent's heartbeat, and whether it lives."""
+
+    beat: Heartbeat
+    lives: bool
+
+    def fields(self) -> dict[str, object]:
+        return {**self.beat.fields(), "alive": self.lives}
+
+
+def _read(disk: FolderDisk, watcher: Watcher) -> dict[str, _Seen]:
+    found: dict[str, _Seen] = {}
     for folder in disk.names(places.GPUS):
         heartbeat = read_heartbeat(disk, folder.replace("_", "-"))
         if heartbeat is not None:
-            name = str(heartbeat.values.get("name") or folder.replace("_", "-"))
-            found[name] = {**heartbeat.values, "alive": _lives(heartbeat, name, watcher)}
+            name = heartbeat.report.name or folder.replace("_", "-")
+            found[name] = _Seen(heartbeat, _lives(heartbeat, name, watcher))
     return found
 
 
 def _lives(heartbeat: Heartbeat, name: str, watcher: Watcher) -> bool:
     """Whether it may live: it did not say goodbye, and is neither dead nor silent."""
-    is_stopped = heartbeat.values.get("state") == STOPPED
+    is_stopped = heartbeat.report.state == STOPPED
     return not is_stopped and not watcher.is_dead(name, heartbeat.pulse, round(time.monotonic() * 1000))
 
 
-def _draw(found: dict[str, dict[str, object]], terminal: Terminal) -> list[str]:
+def _draw(found: dict[str, _Seen], terminal: Terminal) -> list[str]:
     if not found:
         return ["no agent has joined this folder yet; start one with: watchbill agent NAME --root FOLDER"]
-    return terminal.table(_COLUMNS, [_row(name, Fields(values)) for name, values in sorted(found.items())])
+    return terminal.table(_COLUMNS, [_row(name, seen) for name, seen in sorted(found.items())])
 
 
-def _held(root: Path, found: dict[str, dict[str, object]]) -> list[str]:
+def _held(root: Path, found: dict[str, _Seen]) -> list[str]:
     """How to let agents go on that claim nothing."""
-    living = {
-        name: Heartbeat(Pulse.of(Fields(values)), values) for name, values in found.items() if values["alive"]
-    }
-    return [plain(told_hold(root, name, beat.hold)) for name, beat in living.items() if beat.hold is not None]
+    holds = {name: seen.beat.report.hold for name, seen in found.items() if seen.lives}
+    return [plain(told_hold(root, name, hold)) for name, hold in holds.items() if hold is not None]
 
 
 def _draw_benchmarks(measured: Mapping[str, Benchmark], terminal: Terminal) -> list[str]:
@@ -84,22 +94,22 @@ def _draw_benchmarks(measured: Mapping[str, Benchmark], terminal: Terminal) -> l
     return ["", *terminal.table(BENCH_COLUMNS, rows)] if rows else []
 
 
-def _row(name: str, values: Fields) -> list[str]:
-    total, used = values.whole("vram_total_mb"), values.whole("vram_used_mb")
-    stats = values.fields("stats")
-    lives = values.all().get("alive") is True
+def _row(name: str, seen: _Seen) -> list[str]:
+    report = seen.beat.report
+    card = Fields(report.readings)
+    total, used = card.whole("vram_total_mb"), card.whole("vram_used_mb")
     return [
         plain(name),
-        plain(values.text("state") or "?") if lives or values.text("state") == STOPPED else "dead",
-        plain(", ".join(values.texts("hot_models"))),
-        *(_figure(values, key) for key in ("temperature_c", "power_draw_w")),
+        plain(report.state or "?") if seen.lives or report.state == STOPPED else "dead",
+        plain(", ".join(report.hot_models)),
+        *(_figure(card, key) for key in ("temperature_c", "power_draw_w")),
         f"{used} of {total} MB" if total else "",
-        *(_figure(values, key) for key in ("gpu_util_percent", "clock_mhz")),
-        plain(values.text("throttle_status")).replace("None", ""),
-        str(values.whole("active_workers")),
-        str(stats.whole("tasks_completed")),
-        str(stats.whole("tasks_failed")),
-        plain("; ".join(values.texts("constraints"))),
+        *(_figure(card, key) for key in ("gpu_util_percent", "clock_mhz")),
+        plain(card.text("throttle_status")).replace("None", ""),
+        str(len(report.tasks)),
+        str(report.completed),
+        str(report.failed),
+        plain("; ".join(report.constraints)),
     ]
 
 

@@ -22,7 +22,6 @@ from watchbill.fleet.agent.memory import BUDGET_SHARE
 from watchbill.fleet.folder import places
 from watchbill.fleet.folder.disk import FolderDisk
 from watchbill.fleet.folder.heartbeat import Heartbeat, heartbeats
-from watchbill.fleet.folder.values import Fields
 from watchbill.fleet.matching.abilities import Ability, ability_of
 from watchbill.fleet.state.learned import Expected, Source, read_history
 from watchbill.plans.batch import ExecutePlan, settle_inputs, shared_inputs
@@ -193,11 +192,11 @@ def _free_name(name: str, taken: set[str]) -> str:
 
 
 def _known(name: str, beat: Heartbeat) -> SimAgent:
-    about, fields = ability_of(name, beat), Fields(beat.values)
-    measured = fields.fields("load_ms").whole(about.own_model)
+    about, report = ability_of(name, beat), beat.report
+    measured = report.load_ms.get(about.own_model, 0)
     return SimAgent(
-        name, about.cpu_slots, fields.texts("devices"), about.budget_mb if about.has_card else 0, about.own_model,
-        about.models, fields.whole("llm_slots"), fields.text("host"), measured or _guessed_load_ms(about.budget_mb),
+        name, about.cpu_slots, report.devices, about.budget_mb if about.has_card else 0, about.own_model,
+        about.models, report.llm_slots, report.host, measured or _guessed_load_ms(about.budget_mb),
     )  # fmt: skip
 
 
@@ -214,7 +213,7 @@ def _guessed_load_ms(budget_mb: int) -> int:
 
 
 def _load_source(agent: SimAgent, beat: Heartbeat | None) -> Source:
-    is_measured = beat is not None and Fields(beat.values).fields("load_ms").whole(agent.own_model) > 0
+    is_measured = beat is not None and beat.report.load_ms.get(agent.own_model, 0) > 0
     return Source.LEARNED if is_measured else Source.GUESS
 
 

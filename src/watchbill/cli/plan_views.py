@@ -9,7 +9,7 @@ from pathlib import Path
 from watchbill import limits
 from watchbill.cli.terminal import Column, Part, Terminal, plain
 from watchbill.fleet.folder import places
-from watchbill.fleet.folder.heartbeat import HELD, HeldWhy, OnHold
+from watchbill.fleet.folder.agent_report import HELD, HeldWhy, OnHold
 from watchbill.fleet.permissions.rules import FILE, SandboxRules
 from watchbill.fleet.state.entries import Cause
 from watchbill.fleet.views.overview import BatchView, Overview, coordinator_of, short_fields

@@ -13,15 +13,16 @@ from watchbill import limits
 from watchbill.errors import OursError
 from watchbill.fleet.coordinator.loop import Coordinator, Turn
 from watchbill.fleet.folder import places
+from watchbill.fleet.folder.agent_report import ActiveTask, AgentReport
 from watchbill.fleet.folder.board import Board
 from watchbill.fleet.folder.heartbeat import Heartbeat, Pulse, Watcher, write_heartbeat
 from watchbill.fleet.folder.results import End, Result, ResultLog
 from watchbill.fleet.folder.slips import Headline, Slip, headline_of
-from watchbill.fleet.folder.values import Fields, fields_of
+from watchbill.fleet.folder.values import fields_of
 from watchbill.fleet.matching.claiming import Standing, choose, needs_heat
 from watchbill.names import file_stem
 from watchbill.plans.batch import ExecutePlan
-from watchbill.plans.task import MetaCommand, TaskClass, TaskType
+from watchbill.plans.task import MetaCommand, TaskClass
 from watchbill.simulate.agenda import Agenda
 from watchbill.simulate.shared_folder import FolderInMemory
 
@@ -129,13 +130,12 @@ class _Working:
         self.seq += 1
         return Heartbeat(
             Pulse(_BOOT, 1, 1, self.seq),
-            {
-                "name": about.name, "claimed_vram_mb": claimed, "budget_available_mb": max(0, budget - claimed),
-                "cpu_slots": about.cpu_slots, "devices": list(about.devices), "model": about.own_model,
-                "models": list(about.models), "hot_models": list(self.hot), "llm_slots": about.llm_slots,
-                "host": about.host,
-                "active_tasks": [{"task_class": each.task_class.value} for each in self.running.values()],
-            },
+            AgentReport(
+                about.name, claimed_mb=claimed, available_mb=max(0, budget - claimed),
+                tasks=tuple(ActiveTask(task_class=each.task_class) for each in self.running.values()),
+                cpu_slots=about.cpu_slots, host=about.host, devices=about.devices, model=about.own_model,
+                models=about.models, hot_models=self.hot, llm_slots=about.llm_slots,
+            ),
         )  # fmt: skip
 
 
@@ -279,23 +279,22 @@ class Rig:
 
     def _ends_at(self, agent: _Working, name: str, slip: Slip, headline: Headline) -> tuple[float, int]:
         """When a task ends, and how long it works."""
-        now, work = self._agenda.now, Fields(slip.work)
+        now, work = self._agenda.now, slip.work
         if headline.task_class is TaskClass.META:
-            model = work.text("model") or agent.about.own_model
-            if work.text("command").split()[:1] == [MetaCommand.UNLOAD.value]:
+            model = work.model or agent.about.own_model
+            if work.command.split()[:1] == [MetaCommand.UNLOAD.value]:
                 agent.hot = ()
                 return now + _UNLOAD_MS, _UNLOAD_MS
             loaded_at = self._load(agent, model)
             return loaded_at, int(loaded_at - now)
         begins_at = now
         if headline.task_class is TaskClass.LLM:
-            model = work.text("model") or agent.about.own_model
+            model = work.model or agent.about.own_model
             begins_at = now if model in agent.hot else self._load(agent, model)
         offer = self._brain.offer_of(name)
         template = offer.ledger.template_of(offer.task) if offer is not None else ""
         work_ms = self._work_of(template, len(slip.items))
-        timeout_ms = work.whole("timeout_ms")
-        work_ms = min(work_ms, timeout_ms) if timeout_ms > 0 else work_ms
+        work_ms = min(work_ms, work.timeout_ms) if work.timeout_ms else work_ms
         if template:
             self._tasks[template] = self._tasks.get(template, 0) + 1
             self._work_ms[template] = self._work_ms.get(template, 0) + work_ms
@@ -325,7 +324,7 @@ class Rig:
             agent.share.work_ms += work_ms
         if not agent.running:
             agent.share.busy_ms += int(now - agent.busy_since)
-        is_question = Fields(slip.work).text("type", TaskType.SHELL.value) != TaskType.SHELL.value
+        is_question = slip.work.is_question
         if is_question:
             folder = places.batch_folder(slip.plan, slip.batch)
             self._disk.put(f"{folder}/tasks/{file_stem(slip.task)}/a{slip.attempt}/stdout", b"")

@@ -35,7 +35,6 @@ from watchbill.fleet.folder.heartbeat import Heartbeat, read_heartbeat, write_he
 from watchbill.fleet.folder.results import End, Result, ResultLog
 from watchbill.fleet.folder.signals import Signal
 from watchbill.fleet.folder.slips import Slip
-from watchbill.fleet.folder.values import Fields
 from watchbill.fleet.matching.claiming import Standing, choose, claimed_ahead, needs_heat
 from watchbill.fleet.permissions.rules import Action
 from watchbill.fleet.permissions.ruling import told
@@ -266,7 +265,7 @@ class Desk:
             if isinstance(prepared, Prepared):
                 done.prepared.append(prepared)
             else:
-                command = Fields(slip.work).text("command")
+                command = slip.work.command
                 why = told(prepared, command, slip.batch, slip.task, self.root)
                 self._refuse(name, _ENDS[prepared.action], why)
         except NotForUs:

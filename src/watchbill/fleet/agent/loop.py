@@ -34,11 +34,11 @@ from watchbill.fleet.agent.memory import Memory, NoDevice
 from watchbill.fleet.agent.model_work import ModelWork
 from watchbill.fleet.agent.work import ON_GPU, Fate, Finished, Prepared, Setting
 from watchbill.fleet.folder import places
+from watchbill.fleet.folder.agent_report import HELD, STOPPED, ActiveTask, AgentReport, HeldWhy, OnHold
 from watchbill.fleet.folder.headway import Headway
-from watchbill.fleet.folder.heartbeat import HELD, STOPPED, Heartbeat, HeldWhy, OnHold, Pulse, kernel_says
+from watchbill.fleet.folder.heartbeat import Heartbeat, Pulse, kernel_says
 from watchbill.fleet.folder.results import End, Result
 from watchbill.fleet.folder.signals import Order, Signal
-from watchbill.fleet.folder.values import Fields
 from watchbill.fleet.logs import Part
 from watchbill.fleet.matching.claiming import Health, Standing
 from watchbill.plans.task import Sandbox, TaskClass
@@ -192,7 +192,7 @@ class Agent:
     async def _refuse_a_rival(self, desk: Desk) -> None:
         """Raise OursError when another agent of this name lives: its kernel says so, or its heartbeat moves."""
         former = await self._files.do(desk.former)
-        if former is None or Fields(former.values).text("state") == STOPPED:
+        if former is None or former.report.state == STOPPED:
             return
         pulse, name = former.pulse, self._options.name
         if pulse.boot_id == boot_id():
@@ -202,13 +202,13 @@ class Agent:
         if pulse.boot_id == await self._files.do(self._former_boot):
             return  # our own, before this machine was started anew
         seconds = limits.AGENT_RIVAL_WATCH_MS // 1000
-        host = Fields(former.values).text("host") or "another machine"
+        host = former.report.host or "another machine"
         _LOG.info("an agent %s was seen on %s: watching for %s s", name, host, seconds)
         await self._watch_rival(desk, pulse)
 
     def _rival(self, rival: Heartbeat) -> OursError:
         """That another agent of this name lives, and where."""
-        name, host = self._options.name, Fields(rival.values).text("host")
+        name, host = self._options.name, rival.report.host
         where = f"on the host {host} " if host else ""
         stop = places.fleet_command(self._options.root, "signal", name, "stop")
         return OursError(
@@ -414,7 +414,7 @@ class Agent:
         if prepared.question is not None:
             self._model_work.ask(job, prepared.question)
         elif prepared.order is not None:
-            self._model_work.obey(job, prepared.order, Fields(slip.work).text("model"))
+            self._model_work.obey(job, prepared.order, slip.work.model)
         else:
             self._crew.start(job)
 
@@ -694,42 +694,39 @@ class Agent:
         else:
             claimed_mb = cpu_tasks * _CPU_TASK_MB
             free_mb = (self._options.cpu_slots - cpu_tasks) * _CPU_TASK_MB
-        values: dict[str, object] = {
-            **_NO_CARD,
-            **device.readings,
-            "name": self._options.name,
-            "state": state or ("hot" if device.is_hot else "cold"),
-            "model_loaded": device.is_hot,
-            "last_updated": datetime.now(UTC).isoformat(timespec="seconds"),
-            "claimed_vram_mb": claimed_mb,
-            "budget_available_mb": max(0, free_mb),
-            "active_workers": len(tasks),
-            "active_tasks": [self._as_fields(job, each) for job, each in self._running.items()],
-            "stats": {"tasks_completed": self._completed, "tasks_failed": self._failed},
-            "constraints": [*device.constraints, *([HELD] if self._hold is not None else [])],
-            "hold": None if self._hold is None else self._hold.shown().fields(),
-            "cpu_slots": self._options.cpu_slots,
-            "sandbox": max(self._sandboxes, default=Sandbox.NONE, key=list(Sandbox).index).value,
-            "host": host_name(),
-            "devices": list(device.devices),
-            "model": device.own_model,
-            "models": list(device.models),
-            "hot_models": list(device.hot),
-            "llm_slots": device.llm_slots,
-            "load_ms": dict(device.load_ms),
-        }
-        return Heartbeat(self._pulse, values)
+        report = AgentReport(
+            self._options.name,
+            state or ("hot" if device.is_hot else "cold"),
+            device.is_hot,
+            datetime.now(UTC).isoformat(timespec="seconds"),
+            claimed_mb,
+            max(0, free_mb),
+            tuple(self._active_task(job, each) for job, each in self._running.items()),
+            self._completed,
+            self._failed,
+            (*device.constraints, *([HELD] if self._hold is not None else [])),
+            None if self._hold is None else self._hold.shown(),
+            self._options.cpu_slots,
+            max(self._sandboxes, default=Sandbox.NONE, key=list(Sandbox).index).value,
+            host_name(),
+            device.devices,
+            device.own_model,
+            device.models,
+            device.hot,
+            device.llm_slots,
+            device.load_ms,
+            {**_NO_CARD, **device.readings},
+        )
+        return Heartbeat(self._pulse, report)
 
-    def _as_fields(self, job: str, task: _Running) -> dict[str, object]:
+    def _active_task(self, job: str, task: _Running) -> ActiveTask:
         slip = task.prepared.slip
         pid = os.getpid() if job in self._model_work else task.pid
-        return {
-            "worker_id": job, "task_id": slip.task, "batch_id": slip.batch, "attempt": slip.attempt,
-            "task_class": task.prepared.task_class.value, "task_name": slip.task, "vram_estimate_mb": slip.vram_mb,
-            "peak_vram_mb": self._memory.peak_mb(job), "peak_rss_mb": task.rss_bytes // 2**20,
-            "pid": pid, "started_at": task.began.isoformat(timespec="seconds"),
-            "progress": self._headway(job, task).fields(),
-        }  # fmt: skip
+        return ActiveTask(
+            slip.task, slip.batch, task.prepared.task_class, job, slip.attempt, slip.vram_mb,
+            self._memory.peak_mb(job), task.rss_bytes // 2**20, pid, task.began.isoformat(timespec="seconds"),
+            self._headway(job, task),
+        )  # fmt: skip
 
     def _headway(self, job: str, task: _Running) -> Headway:
         """How far a task has got; one that asks a model by what the daemon said to it.

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path, PurePosixPath
-from typing import TypeVar, cast
+from typing import cast
 
 from watchbill import limits
 from watchbill.errors import OursError
@@ -59,7 +59,6 @@ ValueOf = Callable[[Placeholder], str]
 #: 126: this machine lacks the folder, another one may have it.
 _PREFIX = '{ echo 500 > /proc/self/oom_score_adj; } 2> /dev/null; cd -- "$1" || exit 126; shift; '
 #: Where the script stands among bash's arguments, and the first value behind it.
-Kind = TypeVar("Kind", bound=Enum)
 _SCRIPT_AT, _VALUES_AT = 4, 6
 #: With these bash ends when it cannot parse its script, and many programs when something is wrong.
 _SYNTAX_CODES = (1, 2)
@@ -158,7 +157,7 @@ def _ordered(name: str, slip: Slip) -> Prepared:
 
 
 def _order_of(slip: Slip) -> MetaCommand:
-    words = Fields(slip.work).text("command").split()
+    words = slip.work.command.split()
     try:
         return MetaCommand(words[0] if words else "")
     except ValueError:
@@ -170,7 +169,7 @@ class _Preparation:
 
     def __init__(self, setting: Setting, name: str, slip: Slip) -> None:
         self._setting, self._name, self._slip = setting, name, slip
-        self._work = Fields(slip.work)
+        self._work = slip.work
         batch_folder = places.batch_folder(slip.plan, slip.batch)
         self._plan_path = setting.root / "plans" / slip.plan
         self._batch_path = setting.root / batch_folder
@@ -179,7 +178,8 @@ class _Preparation:
         self._book = RuleBook()
 
     def prepare(self) -> Prepared | Ruling:
-        rows, task_class = self._rows(), self._one_of(TaskClass, "class", TaskClass.CPU)
+        self._refuse_unknown_words()
+        rows, task_class = self._rows(), self._work.task_class
         self._refuse_leading_out(rows)
         order = _order_of(self._slip) if task_class is TaskClass.META else None
         question = self._question(rows[-1]) if order is None else None
@@ -195,8 +195,8 @@ class _Preparation:
             file_stem(self._name), tuple(command), self._environment(rows[-1]), self._timeout_ms(),
             memory_bytes_max=rules.memory_bytes, processes_max=rules.processes,
         )  # fmt: skip
-        requires = self._patterns("requires", rows)
-        produces = self._patterns("produces", rows)
+        requires = self._patterns(self._work.requires, rows)
+        produces = self._patterns(self._work.produces, rows)
         missing = next((each for each in requires if not _is_there(each, self._plan_path)), None)
         if missing is not None:
             raise NotNow(f"requires {missing}, which is not there")
@@ -210,36 +210,38 @@ class _Preparation:
             (_result_path(self._setting, job.id), *self._own_products(rows)), self._task_path if has_folder else None,
         )  # fmt: skip
 
-    def _one_of(self, kind: type[Kind], key: str, default: Kind) -> Kind:
-        """What the slip says under a key. Raises NotNow for a word of a later version."""
-        word = self._work.text(key, default.value)
-        try:
-            return kind(word)
-        except ValueError:
-            raise NotNow(f"the slip names the {key} {word!a}, which this version does not know") from None
+    def _refuse_unknown_words(self) -> None:
+        """Raise NotNow for a word of a later version: an agent of that version may run the task."""
+        unknown = self._work.unknown
+        if unknown is not None:
+            raise NotNow(
+                f"the slip names the {unknown.key} {quoted(unknown.word)}, which this version does not know"
+            )
 
     def _question(self, value_of: ValueOf) -> Question | None:
         """What the task asks a model; None for a command."""
-        kind = self._one_of(TaskType, "type", TaskType.SHELL)
+        kind = self._work.type
         if kind is TaskType.SHELL:
             return None
-        model = self._model(value_of)
+        work, model = self._work, self._model(value_of)
         if model and model not in self._setting.models:
             raise NotForUs(f"it asks for the model {model}, which this agent does not serve")
-        prompt, system, schema = (self._text(key, value_of) for key in ("prompt", "system", "schema"))
-        if remark := self._work.text("remark"):
+        prompt, system, schema = (
+            self._text(key, text, value_of)
+            for key, text in (("prompt", work.prompt), ("system", work.system), ("schema", work.schema))
+        )
+        if remark := self._work.remark:
             prompt += f"\n\nAn earlier answer to this was not good enough: {remark}"
         if kind is TaskType.DECIDE:
             return decision(model, prompt, system, schema)
         return Question(model, prompt, system, schema, kind)
 
     def _model(self, value_of: ValueOf) -> str:
-        return fill(self._work.text("model"), value_of)
+        return fill(self._work.model, value_of)
 
-    def _text(self, key: str, value_of: ValueOf) -> str:
+    def _text(self, key: str, text: str, value_of: ValueOf) -> str:
         """A text of the task, or of the file that it names. Placeholders in a file of the plan are filled in; a file
         whose own name has placeholders was made by a task, and is taken as it is."""
-        text = self._work.text(key)
         if not text.startswith("file:"):
             return fill(text, value_of)
         named = text.removeprefix("file:").strip()
@@ -253,8 +255,7 @@ class _Preparation:
         return found if "{" in bare else fill(found, value_of)
 
     def _timeout_ms(self) -> int | None:
-        timeout_ms = self._work.whole("timeout_ms")
-        return timeout_ms if timeout_ms > 0 else None
+        return self._work.timeout_ms or None
 
     def _rows(self) -> list[ValueOf]:
         """What placeholders mean, for each item; one row for a task without items."""
@@ -291,7 +292,7 @@ class _Preparation:
         return str(places.from_shared(PurePosixPath(self._setting.root), below))
 
     def _command(self, rows: list[ValueOf]) -> list[str]:
-        command = _parsed(self._work.text("command"))
+        command = _parsed(self._work.command)
         if command.refusals:
             raise OursError(command.refusals[0].text, hint=command.refusals[0].hint)
         if len(self._slip.items) > 1:
@@ -307,10 +308,8 @@ class _Preparation:
     def _forbidden(self, rows: list[ValueOf]) -> Ruling | None:
         """The first ruling that does not allow the command, with the values of an item."""
         book = self._book = self._rules()
-        given = self._work.fields("env")
-        env = {key: given.text(key) for key in given.all()}
-        text = self._work.text("command")
-        lines = (Line(text, value_of, env, str(self._plan_path), str(self._batch_path)) for value_of in rows)
+        text, paths = self._work.command, (str(self._plan_path), str(self._batch_path))
+        lines = (Line(text, value_of, self._work.env, *paths) for value_of in rows)
         rulings = [decide(line, book) for line in lines]
         is_approved = self._is_approved()
         for ruling in rulings:
@@ -349,7 +348,7 @@ class _Preparation:
     def _caged(self, command: list[str]) -> list[str]:
         """The command in the sandbox that the task or the rules demand."""
         setting, rules = self._setting, self._book.sandbox
-        level = max(rules.level, self._one_of(Sandbox, "sandbox", Sandbox.NONE), key=list(Sandbox).index)
+        level = max(rules.level, self._work.sandbox, key=list(Sandbox).index)
         if level is Sandbox.NONE and rules.net is Network.ALL:
             return command
         if not {Sandbox.STRICT, max(level, Sandbox.LIGHT, key=list(Sandbox).index)} & setting.sandboxes:
@@ -375,7 +374,7 @@ class _Preparation:
         return Cage(
             (self._batch_path, result, passing, *named), (self._setting.root,),
             tuple(self._batch_path.glob("journal.*.jsonl")), rules.net is Network.ALL,
-            self._one_of(TaskClass, "class", TaskClass.CPU) in ON_GPU,
+            self._work.task_class in ON_GPU,
         )  # fmt: skip
 
     def _items_done(self) -> int:
@@ -391,7 +390,7 @@ class _Preparation:
 
     def _environment(self, value_of: ValueOf) -> dict[str, str]:
         setting, slip = self._setting, self._slip
-        on_gpu = self._work.text("class") in {each.value for each in ON_GPU}
+        on_gpu = self._work.task_class in ON_GPU
         own = {
             "CUDA_VISIBLE_DEVICES": ",".join(setting.cards) if on_gpu else "",
             "WATCHBILL_TASK": str(setting.root / places.processing_folder(setting.agent) / self._name),
@@ -407,20 +406,18 @@ class _Preparation:
             own |= {"WATCHBILL_MODEL": model, "WATCHBILL_MODEL_URL": setting.model_url}
         if self._is_caged:
             own["TMPDIR"] = str(_passing_folder(setting, file_stem(self._name)))
-        given = self._work.fields("env")
-        return own | {key: _variable(key, fill(given.text(key), value_of)) for key in given.all()}
+        return own | {key: _variable(key, fill(text, value_of)) for key, text in self._work.env.items()}
 
-    def _patterns(self, key: str, rows: list[ValueOf]) -> tuple[str, ...]:
+    def _patterns(self, texts: tuple[str, ...], rows: list[ValueOf]) -> tuple[str, ...]:
         """The paths of `requires` or `produces` for all items; what comes from a value is no pattern."""
-        texts = self._work.texts(key)
         filled = (fill(text, _escaping(value_of)) for value_of in rows for text in texts)
         return tuple(dict.fromkeys(filled))
 
     def _refuse_leading_out(self, rows: list[ValueOf]) -> None:
         """Raise OursError when a value of an item leads out of the folder that the plan names in front of it, and for
         an output outside of the shared folder: before a model is asked for what could not be stored."""
-        output = self._work.text("output")
-        for key, text in (("output", output), *(("produces", each) for each in self._work.texts("produces"))):
+        output = self._work.output
+        for key, text in (("output", output), *(("produces", each) for each in self._work.produces)):
             behind = [place for at, place in places_in(text) if place.is_item and at > 0]
             for place, value_of in itertools.product(behind, rows):
                 if ".." in PurePosixPath(value := value_of(place)).parts:
@@ -433,7 +430,7 @@ class _Preparation:
 
     def _own_products(self, rows: list[ValueOf]) -> Iterator[Path]:
         """The paths in `produces` that are no patterns: what matches a pattern may come from other tasks."""
-        texts = [text for text in self._work.texts("produces") if not _PATTERN.search(text)]
+        texts = [text for text in self._work.produces if not _PATTERN.search(text)]
         filled = (fill(text, value_of) for value_of in rows for text in texts)
         return (self._plan_path / path for path in itertools.islice(filled, limits.HEADWAY_FILES_MAX))
 
@@ -614,7 +611,7 @@ def _exited(finished: Finished, setting: Setting) -> tuple[End, str]:
 
 def _mistake_in(prepared: Prepared) -> Mistake | None:
     """What bash cannot parse in the command of a task; None where it can, or where that is not known."""
-    text = Fields(prepared.slip.work).text("command")
+    text = prepared.slip.work.command
     found = (
         BashSyntax(parse_only, limits.TASK_SYNTAX_MS_MAX).look_at(_parsed(text))
         if prepared.job.argv

@@ -17,7 +17,6 @@ from watchbill.errors import IllegalTransition, OursError
 from watchbill.fleet.folder import places
 from watchbill.fleet.folder.disk import Disk
 from watchbill.fleet.folder.slips import Headline, slip_name
-from watchbill.fleet.folder.values import Fields
 from watchbill.fleet.logs import Part
 from watchbill.fleet.matching.policy import Lineup
 from watchbill.fleet.state.entries import (
@@ -219,7 +218,7 @@ class ActiveBatches:
 
 def _addressee(spec: Spec) -> str:
     """The agent that a task of class meta names, as in `load_llm gpu-1`. Without one any with a model takes it."""
-    words = Fields(spec.work).text("command").split() if spec.task_class is TaskClass.META else []
+    words = spec.work.command.split() if spec.task_class is TaskClass.META else []
     try:
         return places.check_agent_name(words[1]) if len(words) > 1 else ""
     except OursError:

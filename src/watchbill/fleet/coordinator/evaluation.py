@@ -17,6 +17,7 @@ from watchbill.fleet.folder import places
 from watchbill.fleet.folder.results import End, Result
 from watchbill.fleet.folder.slips import Headline, Slip, slip_name
 from watchbill.fleet.folder.values import Fields, fields_of
+from watchbill.fleet.folder.work import Work
 from watchbill.fleet.logs import Part
 from watchbill.fleet.state.ledger import Ledger
 from watchbill.fleet.state.shared_paths import text_of
@@ -47,7 +48,7 @@ Answer with one JSON object: {{"score": 1 for useless to 5 for very good, "reaso
 
 def is_evaluated(ledger: Ledger, task: str) -> bool:
     """Whether the answer of a task is judged before it is accepted."""
-    return bool(Fields(ledger.spec(task).work).text("evaluate"))
+    return bool(ledger.spec(task).work.evaluate)
 
 
 class Examination(NamedTuple):
@@ -83,18 +84,20 @@ class Evaluations:
     ) -> Examination:
         """Have an answer judged."""
         self._numbers += 1
-        work, attempt = Fields(ledger.spec(task).work), ledger.state(task).attempt
+        work, attempt = ledger.spec(task).work, ledger.state(task).attempt
         folder = f"tasks/{file_stem(task)}/a{attempt}"
         prompt = _PROMPT.format(
-            wanted=text_of(ledger, task, work.text("evaluate")),
-            question=text_of(ledger, task, work.text("prompt")),
+            wanted=text_of(ledger, task, work.evaluate),
+            question=text_of(ledger, task, work.prompt),
             answer=answer.decode("utf-8", "replace")[: limits.EVALUATED_CHARS_MAX],
         )
         # The prompt is a file: a value in the answer that looks like a placeholder stays as it is.
-        asked = {
-            "type": TaskType.PARSE.value, "class": TaskClass.LLM.value, "schema": json.dumps(_SCHEMA),
-            "prompt": f"file:{{BATCH_PATH}}/{folder}/evaluation.txt",
-        }  # fmt: skip
+        asked = Work(
+            TaskType.PARSE,
+            TaskClass.LLM,
+            schema=json.dumps(_SCHEMA),
+            prompt=f"file:{{BATCH_PATH}}/{folder}/evaluation.txt",
+        )
         headline = Headline(ledger.priority, self._numbers, TaskClass.LLM, 0, attempt, places.BRAIN)
         # The epoch is in the name: the score of a former coordinator's question is none of this one's.
         name = slip_name(

@@ -5,13 +5,13 @@ anew from what it sees, and puts away what it finds on the board. Times are of t
 """
 
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 from watchbill import limits
 from watchbill.fleet.folder.heartbeat import Heartbeat
 from watchbill.fleet.folder.results import End, Result
 from watchbill.fleet.folder.slips import Headline, Slip, slip_name
-from watchbill.fleet.folder.values import Fields
+from watchbill.fleet.folder.work import Work
 from watchbill.fleet.logs import Part
 from watchbill.fleet.matching.abilities import Need
 from watchbill.fleet.matching.claiming import Health
@@ -73,7 +73,7 @@ class Heating:
         # The epoch is in the name: a result of a former coordinator's order is none of this one's.
         task = f"{command.order.value}-{epoch}-{self._numbers}"
         headline = Headline(_PRIORITY, self._numbers, TaskClass.META, 0, 1, agent)
-        work = {"class": TaskClass.META.value, "command": command.order.value, "model": command.model}
+        work = Work(task_class=TaskClass.META, command=command.order.value, model=command.model)
         return (
             slip_name(headline, model="", batch="heat", task=task),
             Slip(task, "", "", 1, epoch, 0, (), {}, (), work),
@@ -81,24 +81,15 @@ class Heating:
 
 
 def _temperature(name: str, heartbeat: Heartbeat) -> Temperature:
-    fields = Fields(heartbeat.values)
+    report = heartbeat.report
     return Temperature(
-        name, fields.text("model"), fields.texts("models"), fields.texts("hot_models"),
+        name, report.model, report.models, report.hot_models,
         Health.CONSTRAINED if heartbeat.is_constrained else Health.HEALTHY,
-        sum(each in _ON_GPU for each in _classes(fields)), fields.whole("llm_slots"), fields.text("host"),
+        sum(each.task_class in _ON_GPU for each in report.tasks), report.llm_slots, report.host,
     )  # fmt: skip
 
 
-_ON_GPU = (TaskClass.LLM.value, TaskClass.SCRIPT.value)
-
-
-def _classes(heartbeat: Fields) -> list[str]:
-    """The classes of the tasks that an agent runs."""
-    return [
-        Fields(cast("dict[str, object]", each)).text("task_class")
-        for each in heartbeat.items("active_tasks")
-        if isinstance(each, dict)
-    ]
+_ON_GPU = (TaskClass.LLM, TaskClass.SCRIPT)
 
 
 def _demand(waiting: Iterable[Need], living: Mapping[str, Heartbeat]) -> Demand:
@@ -108,5 +99,5 @@ def _demand(waiting: Iterable[Need], living: Mapping[str, Heartbeat]) -> Demand:
         if each.task_class is TaskClass.LLM:
             llm[each.model] = llm.get(each.model, 0) + 1
         script += each.task_class is TaskClass.SCRIPT
-    running = sum(_classes(Fields(beat.values)).count(TaskClass.LLM.value) for beat in living.values())
+    running = sum(each.task_class is TaskClass.LLM for beat in living.values() for each in beat.report.tasks)
     return Demand(llm, script, running)

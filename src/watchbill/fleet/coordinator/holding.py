@@ -9,8 +9,9 @@ from collections.abc import Mapping
 
 from watchbill import limits
 from watchbill.fleet.coordinator.acts import Acts
+from watchbill.fleet.folder.agent_report import HeldWhy
 from watchbill.fleet.folder.disk import Disk
-from watchbill.fleet.folder.heartbeat import Heartbeat, HeldWhy
+from watchbill.fleet.folder.heartbeat import Heartbeat
 from watchbill.fleet.folder.results import Result
 from watchbill.fleet.folder.signals import Order, send
 from watchbill.fleet.logs import Part
@@ -42,7 +43,7 @@ class Holding:
         return tuple(
             ability_of(name, beat)
             for name, beat in living.items()
-            if beat.may_live and beat.hold is None and name not in self._holds
+            if beat.may_live and beat.report.hold is None and name not in self._holds
         )
 
     def look(self, living: Mapping[str, Heartbeat], now_ms: int) -> None:

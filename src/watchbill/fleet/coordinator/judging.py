@@ -24,7 +24,6 @@ from watchbill.fleet.folder import places
 from watchbill.fleet.folder.board import Board
 from watchbill.fleet.folder.disk import Disk
 from watchbill.fleet.folder.results import End, Result
-from watchbill.fleet.folder.values import Fields
 from watchbill.fleet.matching.abilities import need_of
 from watchbill.fleet.matching.policy import Crowd, judge
 from watchbill.fleet.state.entries import Accept, Fail, Hold, Lost
@@ -121,9 +120,9 @@ class Judging:
 
     def _missing(self, ledger: Ledger, task: str) -> str:
         """A file that the task promised to produce and that is not to be seen; "" where all are there."""
-        work = Fields(ledger.spec(task).work)
-        awaited = list(patterns_of(ledger, task, work.texts("produces")))
-        if work.text("output") or work.text("evaluate"):
+        work = ledger.spec(task).work
+        awaited = list(patterns_of(ledger, task, work.produces))
+        if work.output or work.evaluate:
             awaited.append(glob.escape(answer_path(ledger, task)))
         return next((path for path in awaited if not self._disk.has(path)), "")
 

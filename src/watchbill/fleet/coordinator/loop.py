@@ -35,7 +35,7 @@ from watchbill.fleet.folder.heartbeat import Heartbeat, Pulse, Watcher, read_hea
 from watchbill.fleet.folder.results import End, Result, ResultReader
 from watchbill.fleet.folder.signals import Order, send
 from watchbill.fleet.folder.slips import Slip
-from watchbill.fleet.folder.values import Fields
+from watchbill.fleet.folder.work import Work
 from watchbill.fleet.logs import Part
 from watchbill.fleet.matching.abilities import Need, ability_of, need_of
 from watchbill.fleet.matching.claiming import claimed_ahead
@@ -265,7 +265,7 @@ class Coordinator:
     def _revoke_all_of(self, agent: str, heartbeat: Heartbeat | None, now_ms: int) -> None:
         """Take back what a dead agent holds. A task that had not started there cannot be what killed the agent."""
         held = self._board.held_by(agent)
-        slots = 0 if heartbeat is None else Fields(heartbeat.values).whole("cpu_slots")
+        slots = 0 if heartbeat is None else heartbeat.report.cpu_slots or 0
         ahead = claimed_ahead([name for name in held if name in self._active.tokens], slots)
         for name in held:
             cause = Cause.UNSTARTED if name in ahead else Cause.AGENT_DEAD
@@ -283,9 +283,7 @@ class Coordinator:
 
     def _heat(self, waiting: list[Need], now_ms: int) -> None:
         agents = {
-            name: beat
-            for name, beat in self._living.items()
-            if name != places.BRAIN and Fields(beat.values).items("models")
+            name: beat for name, beat in self._living.items() if name != places.BRAIN and beat.report.models
         }
         if agents:
             for name, slip in self._heating.look(agents, waiting, self.epoch, now_ms).items():
@@ -320,7 +318,7 @@ class Coordinator:
                 offer = self._active.offer_of(name)
                 if offer is not None and not self._judging.is_evaluating(name):
                     ledger, task = offer
-                    timeout_ms = Fields(ledger.spec(task).work).whole("timeout_ms")
+                    timeout_ms = ledger.spec(task).work.timeout_ms
                     got_to = headway.get((ledger.batch, task), Headway())
                     yield Held(name, agent, got_to, timeout_ms, heartbeat.is_constrained)
 
@@ -432,13 +430,13 @@ class Coordinator:
         self._board.publish(name, slip)
 
 
-def _work_of(ledger: Ledger, task: str) -> Mapping[str, object]:
+def _work_of(ledger: Ledger, task: str) -> Work:
     """What an agent is told; after a poor answer also what was wrong with it."""
     work, state = ledger.spec(task).work, ledger.state(task)
-    return {**work, "remark": state.tail} if state.end is End.POOR else work
+    return replace(work, remark=state.tail) if state.end is End.POOR else work
 
 
 def _has_judge(living: Mapping[str, Heartbeat]) -> bool:
     """Whether the coordinator has a model, or its agent has not shown yet whether it has."""
     brain = living.get(places.BRAIN)
-    return brain is None or bool(Fields(brain.values).text("model"))
+    return brain is None or bool(brain.report.model)

@@ -15,6 +15,7 @@ from watchbill.files.atomic import NotAFile
 from watchbill.fleet.folder import places
 from watchbill.fleet.folder.disk import Disk
 from watchbill.fleet.folder.requests import Reopening
+from watchbill.fleet.folder.work import Work
 from watchbill.fleet.state.entries import (
     Entry,
     Expand,
@@ -154,20 +155,16 @@ def _text(text: Text | None) -> str:
     return "" if text is None else text.text
 
 
-def _work(task: Task) -> dict[str, object]:
-    """What the agent is told, without what is empty."""
-    work: dict[str, object] = {
-        "type": task.type.value, "class": task.task_class.value, "command": _text(task.command),
-        "prompt": _text(task.prompt), "system": _text(task.system), "schema": _text(task.schema),
-        "model": _text(task.model), "output": _text(task.output), "evaluate": _text(task.evaluate),
-        "timeout_ms": task.timeout_ms,
-        "requires": [each.text for each in task.requires],
+def _work(task: Task) -> Work:
+    """What the agent is told."""
+    return Work(
+        task.type, task.task_class, _text(task.command), _text(task.prompt), _text(task.system), _text(task.schema),
+        _text(task.model), _text(task.output), _text(task.evaluate), task.timeout_ms or 0,
+        tuple(each.text for each in task.requires),
         # The output is there when the answer is accepted, and not before.
-        "produces": [each.text for each in task.produces if task.output is None or each.text != task.output.text],
-        "env": {name: value.text for name, value in task.env}, "soft_stop": task.soft_stop,
-        "sandbox": task.sandbox.value, "needs_pair": task.needs_pair,
-    }  # fmt: skip
-    return {key: value for key, value in work.items() if value}
+        tuple(each.text for each in task.produces if task.output is None or each.text != task.output.text),
+        {name: value.text for name, value in task.env}, task.soft_stop, task.sandbox, task.needs_pair,
+    )  # fmt: skip
 
 
 # ------------------------------------------------------------------ manifests

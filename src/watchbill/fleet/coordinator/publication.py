@@ -15,7 +15,6 @@ from watchbill.errors import OursError
 from watchbill.files.atomic import NotAFile
 from watchbill.fleet.folder import places
 from watchbill.fleet.folder.disk import Disk
-from watchbill.fleet.folder.values import Fields
 from watchbill.fleet.state.ledger import Ledger
 from watchbill.fleet.state.shared_paths import output_path
 from watchbill.names import file_stem
@@ -50,7 +49,7 @@ def publication_of(ledger: Ledger, task: str) -> Publication | None:
 
     Raises OursError for an output outside of the shared folder.
     """
-    output = Fields(ledger.spec(task).work).text("output")
+    output = ledger.spec(task).work.output
     if not output:
         return None
     target = output_path(ledger, task, output)

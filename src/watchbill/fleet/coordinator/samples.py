@@ -15,9 +15,8 @@ from watchbill.files.atomic import NotAFile
 from watchbill.fleet.coordinator.publication import answer_path
 from watchbill.fleet.folder import places
 from watchbill.fleet.folder.disk import Disk
-from watchbill.fleet.folder.values import Fields, fields_of
+from watchbill.fleet.folder.values import fields_of
 from watchbill.fleet.state.ledger import Ledger
-from watchbill.plans.task import TaskType
 
 __all__ = ["LOGGER", "has_sample", "keep_sample"]
 
@@ -28,7 +27,7 @@ _SAMPLES = logging.getLogger(LOGGER)
 
 def has_sample(ledger: Ledger, task: str) -> bool:
     """Whether a task asked a model, and its samples are kept."""
-    asked = Fields(ledger.spec(task).work).text("type", TaskType.SHELL.value) != TaskType.SHELL.value
+    asked = ledger.spec(task).work.is_question
     return asked and _SAMPLES.isEnabledFor(logging.INFO)
 
 

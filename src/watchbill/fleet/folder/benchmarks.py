@@ -60,8 +60,7 @@ def keep_benchmark(disk: Disk, found: Benchmark, agents: Mapping[str, Heartbeat]
 
 
 def _owns(beat: Heartbeat, found: Benchmark) -> bool:
-    values = Fields(beat.values)
-    return values.text("host") == found.host and set(values.texts("devices")) == set(found.devices)
+    return beat.report.host == found.host and set(beat.report.devices) == set(found.devices)
 
 
 def read_benchmarks(disk: Disk) -> dict[str, Benchmark]:

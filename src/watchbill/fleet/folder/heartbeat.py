@@ -7,48 +7,25 @@ moved for 90 s, by the reader's own monotonic clock, is silent. Times of two mac
 a heartbeat is for people: one from the future or of last year changes nothing.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from enum import Enum
-from typing import cast
 
 from watchbill import limits
 from watchbill.files.atomic import NotAFile
 from watchbill.files.host import boot_id, start_time
 from watchbill.fleet.folder import places
+from watchbill.fleet.folder.agent_report import HELD, STOPPED, AgentReport
 from watchbill.fleet.folder.disk import Disk
 from watchbill.fleet.folder.headway import Headway
 from watchbill.fleet.folder.values import Fields, encode, fields_of
 
 __all__ = [
-    "Heartbeat", "HeldWhy", "OnHold", "Pulse", "Sighting", "Watcher", "heartbeats", "kernel_says", "read_heartbeat",
+    "Heartbeat", "Pulse", "Sighting", "Watcher", "heartbeats", "kernel_says", "read_heartbeat",
     "write_heartbeat",
 ]  # fmt: skip
 
-#: The constraint of an agent that was told to claim nothing: it says nothing about its device.
-HELD = "held"
-#: The state of an agent that has left.
-STOPPED = "stopped"
 #: Asks the kernel whether this process still runs: pid and start time.
 Kernel = Callable[[int, int], bool]
-
-
-class HeldWhy(Enum):
-    """Why an agent claims nothing."""
-
-    PERSON = "person"  # until a person lets it go on, also after a new start
-    FAILURES = "failures"  # tasks failed on it that run elsewhere: for some time, in this life of the agent
-
-
-@dataclass(frozen=True, slots=True)
-class OnHold:
-    """An agent claims nothing."""
-
-    why: HeldWhy
-    left_ms: int | None = None  # until it goes on by itself; None: until a person says so
-
-    def fields(self) -> dict[str, object]:
-        return {"why": self.why.value, "left_ms": self.left_ms}
 
 
 def kernel_says(pid: int, started: int) -> bool:
@@ -82,50 +59,38 @@ class Heartbeat:
     """An agent's heartbeat: its pulse, and everything that people and decisions read of it."""
 
     pulse: Pulse
-    values: Mapping[str, object] = field(default_factory=dict[str, object])  # the keys of FLEET-06
+    report: AgentReport = field(default_factory=AgentReport)
 
     @property
     def budget_mb(self) -> int:
         """The memory that its tasks may have in all."""
-        fields = Fields(self.values)
-        return max(0, fields.whole("claimed_vram_mb")) + max(0, fields.whole("budget_available_mb"))
+        return self.report.claimed_mb + self.report.available_mb
 
     @property
     def may_live(self) -> bool:
         """Whether its agent may live, as far as one look tells: it did not say goodbye, and its kernel knows it."""
         is_here = self.pulse.boot_id == boot_id()
         is_known_dead = is_here and not kernel_says(self.pulse.pid, self.pulse.start_time)
-        return not is_known_dead and Fields(self.values).text("state") != STOPPED
+        return not is_known_dead and self.report.state != STOPPED
 
     @property
     def is_constrained(self) -> bool:
         """Whether its device is too hot, too full or short of power: then its tasks may stand still."""
-        return any(each != HELD for each in Fields(self.values).items("constraints"))
-
-    @property
-    def hold(self) -> OnHold | None:
-        """Whether its agent claims nothing, and why."""
-        fields = Fields(self.values)
-        if HELD not in fields.items("constraints"):
-            return None
-        hold = fields.fields("hold")
-        is_for_failures = hold.text("why") == HeldWhy.FAILURES.value
-        return OnHold(HeldWhy.FAILURES if is_for_failures else HeldWhy.PERSON, hold.optional_whole("left_ms"))
+        return any(each != HELD for each in self.report.constraints)
 
     @property
     def headway(self) -> dict[tuple[str, str], Headway]:
         """Batch and task -> how far the task has got, as far as its agent tells."""
-        active = Fields(self.values).items("active_tasks")
-        tasks = [Fields(cast("dict[str, object]", each)) for each in active if isinstance(each, dict)]
-        return {
-            (each.text("batch_id"), each.text("task_id")): Headway.of(each.all().get("progress"))
-            for each in tasks
-        }
+        return {(each.batch, each.task): each.headway for each in self.report.tasks}
+
+    def fields(self) -> dict[str, object]:
+        """Its JSON."""
+        return {**self.report.fields(), **self.pulse.fields()}
 
 
 def write_heartbeat(disk: Disk, agent: str, heartbeat: Heartbeat) -> None:
     """Show that the agent lives. Not synced: after a power cut it does not."""
-    disk.put(places.heartbeat_path(agent), encode({**heartbeat.values, **heartbeat.pulse.fields()}))
+    disk.put(places.heartbeat_path(agent), encode(heartbeat.fields()))
 
 
 def read_heartbeat(disk: Disk, agent: str) -> Heartbeat | None:
@@ -134,7 +99,7 @@ def read_heartbeat(disk: Disk, agent: str) -> Heartbeat | None:
         fields = fields_of(disk.read(places.heartbeat_path(agent), limits.FLEET_FILE_BYTES_MAX))
     except (FileNotFoundError, ValueError, NotAFile):
         return None
-    return Heartbeat(Pulse.of(fields), fields.all())
+    return Heartbeat(Pulse.of(fields), AgentReport.of(fields))
 
 
 def heartbeats(disk: Disk) -> dict[str, Heartbeat]:

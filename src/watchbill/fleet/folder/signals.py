@@ -15,8 +15,8 @@ from enum import Enum
 from watchbill import limits
 from watchbill.files.atomic import NotAFile
 from watchbill.fleet.folder import places
+from watchbill.fleet.folder.agent_report import HeldWhy
 from watchbill.fleet.folder.disk import Disk
-from watchbill.fleet.folder.heartbeat import HeldWhy
 from watchbill.fleet.folder.values import Fields, encode, fields_of
 from watchbill.names import check_plain_name
 

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 
 from watchbill import limits
 from watchbill.fleet.folder.values import Fields, fields_of
+from watchbill.fleet.folder.work import Work
 from watchbill.names import file_stem
 from watchbill.plans.task import TaskClass
 
@@ -96,7 +97,7 @@ class Slip:
     avoid: tuple[str, ...]  # agents that give this slip back
     inputs: Mapping[str, object]
     items: tuple[str, ...]  # each as JSON, spelled as in the manifest
-    work: Mapping[str, object]  # type, command or prompt, model, env, requires, produces, timeout_ms, ...
+    work: Work
     approved: str = ""  # the digest of what a person let run (`approving`)
 
     def encode(self) -> bytes:
@@ -104,7 +105,7 @@ class Slip:
         fields = {
             "format": 1, "task": self.task, "batch": self.batch, "plan": self.plan, "attempt": self.attempt,
             "epoch": self.epoch, "vram_mb": self.vram_mb, "avoid": self.avoid, "inputs": self.inputs,
-            "items": self.items, "approved": self.approved, **self.work,
+            "items": self.items, "approved": self.approved, **self.work.fields(),
         }  # fmt: skip
         return json.dumps(fields).encode() + b"\n"  # with an indent Python takes ten times as long
 
@@ -117,7 +118,7 @@ class Slip:
         return cls(
             fields.text("task"), fields.text("batch"), fields.text("plan"), fields.whole("attempt"),
             fields.whole("epoch"), fields.whole("vram_mb"), fields.texts("avoid"), fields.mapping("inputs"),
-            fields.texts("items"), _work_of(fields), fields.text("approved"),
+            fields.texts("items"), Work.of(_work_of(fields)), fields.text("approved"),
         )  # fmt: skip
 
 
@@ -126,5 +127,5 @@ _OWN = frozenset(
 )
 
 
-def _work_of(fields: Fields) -> dict[str, object]:
-    return {key: value for key, value in fields.all().items() if key not in _OWN}
+def _work_of(fields: Fields) -> Fields:
+    return Fields({key: value for key, value in fields.all().items() if key not in _OWN})

@@ -11,7 +11,6 @@ from enum import Enum
 
 from watchbill.fleet.folder import places
 from watchbill.fleet.folder.heartbeat import Heartbeat
-from watchbill.fleet.folder.values import Fields
 from watchbill.fleet.state.ledger import Ledger
 from watchbill.fleet.state.shared_paths import model_of
 from watchbill.plans.task import TaskClass
@@ -86,21 +85,25 @@ class Ability:
 
 def ability_of(agent: str, heartbeat: Heartbeat) -> Ability:
     """What an agent could run, by its last heartbeat."""
-    fields = Fields(heartbeat.values)
-    devices = fields.texts("devices")
+    report = heartbeat.report
+    cpu_slots = 1 if report.cpu_slots is None else report.cpu_slots
     return Ability(
-        agent, fields.whole("cpu_slots", 1), bool(devices), len(devices) > 1, heartbeat.budget_mb, fields.text("model"),
-        fields.texts("models"),
-    )  # fmt: skip
+        agent,
+        cpu_slots,
+        bool(report.devices),
+        len(report.devices) > 1,
+        heartbeat.budget_mb,
+        report.model,
+        report.models,
+    )
 
 
 def need_of(ledger: Ledger, task: str) -> Need:
     """What a task of a batch needs."""
     spec, state = ledger.spec(task), ledger.state(task)
-    work = Fields(spec.work)
-    words = work.text("command").split() if spec.task_class is TaskClass.META else []
+    words = spec.work.command.split() if spec.task_class is TaskClass.META else []
     return Need(
-        spec.task_class, state.vram_mb or spec.vram_mb, model_of(ledger, task), spec.for_brain, work.flag("needs_pair"),
+        spec.task_class, state.vram_mb or spec.vram_mb, model_of(ledger, task), spec.for_brain, spec.work.needs_pair,
         words[1] if len(words) > 1 else "",
     )  # fmt: skip
 

@@ -21,7 +21,8 @@ from typing import cast
 from watchbill.errors import OursError
 from watchbill.fleet.folder import places
 from watchbill.fleet.folder.disk import Disk
-from watchbill.fleet.folder.values import Fields, fields_of
+from watchbill.fleet.folder.values import fields_of
+from watchbill.fleet.folder.work import Work
 from watchbill.fleet.state.entries import Approve, Cause, Deny, Entry, Reopen
 from watchbill.fleet.state.ledger import Ledger, Phase
 from watchbill.names import check_folder_name, check_plain_name
@@ -79,11 +80,10 @@ class Question:
         }  # fmt: skip
 
 
-def digest_of(
-    batch: str, task: str, work: Mapping[str, object], inputs: Mapping[str, object], items: tuple[str, ...]
-) -> str:
+def digest_of(batch: str, task: str, work: Work, inputs: Mapping[str, object], items: tuple[str, ...]) -> str:
     """What an answer is about: the same on every machine, and another one when anything of it changes."""
-    about = [batch, task, {key: work[key] for key in _RUN_BY if key in work}, dict(inputs), list(items)]
+    told = work.fields()
+    about = [batch, task, {key: told[key] for key in _RUN_BY if key in told}, dict(inputs), list(items)]
     return hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()
 
 
@@ -93,7 +93,7 @@ def question_of(ledger: Ledger, task: str) -> Question:
     cause = state.held or Cause.APPROVAL
     return Question(
         ledger.batch, ledger.plan, task, cause, _HELD.get(cause, state.tail),
-        Fields(work).text("command") or Fields(work).text("prompt"), items, state.agent, state.at_ms,
+        work.command or work.prompt, items, state.agent, state.at_ms,
         digest_of(ledger.batch, task, work, ledger.inputs, items),
     )  # fmt: skip
 

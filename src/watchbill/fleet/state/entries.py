@@ -20,6 +20,7 @@ from typing import TypeVar, cast
 from watchbill import limits
 from watchbill.fleet.folder.results import End
 from watchbill.fleet.folder.values import Fields, encode
+from watchbill.fleet.folder.work import Work
 from watchbill.plans.graph import Node
 from watchbill.plans.summary import Outcome
 from watchbill.plans.task import Place, TaskClass
@@ -60,7 +61,7 @@ class Spec:
     attempts: int = 3
     for_brain: bool = False
     model: str = ""
-    work: Mapping[str, object] = field(default_factory=dict[str, object])
+    work: Work = field(default_factory=Work)
     scripts: Mapping[str, object] = field(default_factory=dict[str, object])  # file of the plan -> sha256
 
     def fields(self) -> dict[str, object]:
@@ -70,7 +71,7 @@ class Spec:
             "name": node.name, "depends_on": list(node.depends_on), "items_of": list(node.items_of),
             "needs_done": node.needs_done, "batch_size": node.batch_size, "place": place, "line": self.line,
             "class": self.task_class.value, "priority": self.priority, "vram_mb": self.vram_mb,
-            "attempts": self.attempts, "brain": self.for_brain, "model": self.model, "work": self.work,
+            "attempts": self.attempts, "brain": self.for_brain, "model": self.model, "work": self.work.fields(),
             "scripts": self.scripts,
         }  # fmt: skip
 
@@ -84,7 +85,7 @@ class Spec:
         return cls(
             node, TaskClass(fields.text("class")), Place(place[0], place[1:]) if place else None,
             fields.whole("line"), fields.optional_whole("priority"), fields.whole("vram_mb"),
-            fields.whole("attempts", 3), fields.flag("brain"), fields.text("model"), fields.mapping("work"),
+            fields.whole("attempts", 3), fields.flag("brain"), fields.text("model"), Work.of(fields.fields("work")),
             fields.mapping("scripts"),
         )  # fmt: skip
 

@@ -99,11 +99,11 @@ def _changed(ledger: Ledger, task: str, former: Former) -> Reason | None:
 
 
 def _what_is_run(spec: Spec) -> dict[str, object]:
-    return {key: value for key, value in spec.work.items() if key not in _BOUNDS}
+    return {key: value for key, value in spec.work.fields().items() if key not in _BOUNDS}
 
 
 def _inputs_of(spec: Spec) -> set[str]:
-    return {place.name for text in _texts(spec.work) for _, place in places_in(text)}
+    return {place.name for text in _texts(spec.work.fields()) for _, place in places_in(text)}
 
 
 def _texts(value: object) -> Iterator[str]:

@@ -51,8 +51,7 @@ def _task(ledger: Ledger, task: str) -> Iterator[str]:
         yield f"- **last end**: {state.end.value}{'' if state.rc is None else f', exit code {state.rc}'}"
     if state.vram_mb:
         yield f"- **GPU memory of the last attempt**: {state.vram_mb:,} MB"
-    text = spec.work.get("command") or spec.work.get("prompt")
-    yield from _fenced("command" if "command" in spec.work else "prompt", str(text or ""))
+    yield from _fenced("command" if spec.work.command else "prompt", spec.work.command or spec.work.prompt)
     for item in ledger.items(task)[:1]:
         yield from _fenced("item", item)
     yield from _fenced("last error", state.tail)

@@ -11,11 +11,12 @@ from watchbill import limits
 from watchbill.files.atomic import NotAFile
 from watchbill.files.host import boot_id
 from watchbill.fleet.folder import places
+from watchbill.fleet.folder.agent_report import OnHold
 from watchbill.fleet.folder.board import Board, Holdings
 from watchbill.fleet.folder.disk import FolderDisk
-from watchbill.fleet.folder.heartbeat import Heartbeat, OnHold, Pulse, heartbeats, kernel_says
+from watchbill.fleet.folder.heartbeat import Heartbeat, Pulse, heartbeats, kernel_says
 from watchbill.fleet.folder.requests import has_request
-from watchbill.fleet.folder.values import Fields, fields_of
+from watchbill.fleet.folder.values import fields_of
 from watchbill.fleet.permissions.rules import SandboxRules
 from watchbill.fleet.permissions.ruling import load_book
 from watchbill.fleet.state.ledger import Ledger
@@ -81,7 +82,7 @@ class AgentView:
     state: str
     running: int
     is_dead: bool
-    constraints: list[object]
+    constraints: tuple[str, ...]
     sandbox: str = ""
     hold: OnHold | None = None
 
@@ -90,7 +91,7 @@ class AgentView:
             "state": self.state,
             "running": self.running,
             "is_dead": self.is_dead,
-            "constraints": self.constraints,
+            "constraints": list(self.constraints),
             "sandbox": self.sandbox,
             "hold": None if self.hold is None else self.hold.fields(),
         }
@@ -101,11 +102,10 @@ def agents_of(disk: FolderDisk, holdings: Holdings) -> list[AgentView]:
 
 
 def _agent(name: str, heartbeat: Heartbeat, holdings: Holdings) -> AgentView:
-    fields = Fields(heartbeat.values)
+    report = heartbeat.report
     running = len(holdings.processing.get(name, ()))
     return AgentView(
-        name, fields.text("state"), running, _is_known_dead(heartbeat.pulse), fields.items("constraints"),
-        fields.text("sandbox"), heartbeat.hold,
+        name, report.state, running, _is_known_dead(heartbeat.pulse), report.constraints, report.sandbox, report.hold
     )  # fmt: skip
 
 

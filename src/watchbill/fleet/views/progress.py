@@ -8,8 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum, StrEnum
 
+from watchbill.fleet.folder.agent_report import OnHold
 from watchbill.fleet.folder.board import Holdings
-from watchbill.fleet.folder.heartbeat import Heartbeat, OnHold
+from watchbill.fleet.folder.heartbeat import Heartbeat
 from watchbill.fleet.folder.results import End
 from watchbill.fleet.matching.abilities import ability_of, lack_of, need_of
 from watchbill.fleet.state.entries import Cause
@@ -148,7 +149,7 @@ class _Agents:
     """The living agents, and which of them claim tasks."""
 
     def __init__(self, living: Mapping[str, Heartbeat]) -> None:
-        self.held = {name: hold for name, beat in living.items() if (hold := beat.hold) is not None}
+        self.held = {name: hold for name, beat in living.items() if (hold := beat.report.hold) is not None}
         self._living = [ability_of(name, beat) for name, beat in living.items()]
         self._free = [each for each in self._living if each.agent not in self.held]
 
