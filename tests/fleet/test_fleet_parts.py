@@ -244,7 +244,7 @@ def test_lives_are_numbered_and_read_in_their_order(root: Path) -> None:
 # ------------------------------------------------------------------ entries and ledger
 
 SPEC = Spec(
-    Node("t", ("u",), (), True, False, 2), TaskClass.SCRIPT, None, 4, 2, 512, 3, True, "m", {"command": "x"}
+    Node("t", ("u",), (), True, False, 2), TaskClass.SCRIPT, None, 4, 2, 512, 3, True, "m", Work(command="x")
 )
 TEMPLATE = Spec(Node("f", (), ("g",), False, True, 1), place=Place("{BATCH_PATH}/m.json", ("a", "b")))
 ENTRIES: list[Entry] = [
