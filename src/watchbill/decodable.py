@@ -23,12 +23,16 @@ from watchbill.limits import (
     JSON_DIGITS_MAX,
     JSON_EXPONENT_VALUES,
     JSON_VALUE_DIGITS,
+    JSON_WINDOW_BYTES,
 )
 
 __all__ = [
+    "TEXT",
+    "WHOLE",
     "collector_paused",
     "count_values",
     "has_long_number",
+    "has_more_values",
     "is_decodable",
     "json_decoder",
 ]
@@ -40,7 +44,9 @@ T = TypeVar("T")
 _ZEROS = bytes(ord("0") if chr(code) in "0123456789" else code for code in range(256)).replace(b"E", b"e")
 _LONG_RUN = b"0" * (JSON_DIGITS_MAX + 1)
 _VALUE_RUN = b"0" * JSON_VALUE_DIGITS
-_TEXT = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
+#: A text with its quotes, and as many of them as a window holds with what is between them.
+TEXT = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
+WHOLE = re.compile(rb'(?:[^"]*+"(?:[^"\\]++|\\.)*+")*+[^"]*+', re.DOTALL)
 
 
 def json_decoder(kind: type[T]) -> msgspec.json.Decoder[T]:
@@ -71,6 +77,25 @@ def _count_hard(zeros: bytes) -> int:
     return zeros.count(b"0e") * JSON_EXPONENT_VALUES + zeros.count(_VALUE_RUN)
 
 
+def has_more_values(text: bytes, values_max: int) -> bool:
+    """Whether a large text seems to have more values than this. Looks at one window at a time, so that other threads
+    go on in between, and no further than it has to."""
+    if len(text) <= JSON_AT_ONCE_BYTES_MAX or count_values(text) <= values_max:
+        return False
+    at = values = 0
+    while at < len(text) and values <= values_max:
+        found = WHOLE.match(text, at, at + JSON_WINDOW_BYTES)
+        assert found is not None  # it matches nothing, too
+        values += count_values(TEXT.sub(b'""', found[0]))
+        at = found.end()
+        if at < len(text) and text[at] == ord('"'):  # a text that does not end in this window
+            found = TEXT.match(text, at)
+            if found is None:
+                return False  # it is no JSON, and decoding ends there
+            at = found.end()
+    return values > values_max
+
+
 def is_decodable(
     text: bytes, *, bytes_max: int = JSON_DECODED_BYTES_MAX, values_max: int = JSON_DECODED_VALUES_MAX
 ) -> bool:
@@ -80,7 +105,7 @@ def is_decodable(
     if len(text) > bytes_max:
         return False
     # What is within a text is one value, whatever it looks like.
-    return not _seems_slow(text, values_max) or not _seems_slow(_TEXT.sub(b'""', text), values_max)
+    return not _seems_slow(text, values_max) or not _seems_slow(TEXT.sub(b'""', text), values_max)
 
 
 def _seems_slow(text: bytes, values_max: int) -> bool:

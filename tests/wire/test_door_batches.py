@@ -170,6 +170,7 @@ async def test_every_endpoint_is_answered_as_its_address_answers(endpoint: str) 
 
 
 DEEP = b'{"custom_id":"1","method":"POST","url":"/v1/chat/completions","body":' + b"[" * 100_000
+FULL = b'{"custom_id":"1","method":"POST","url":"/v1/chat/completions","body":{"model":"a","x":['
 WRONG: dict[str, tuple[bytes, str, int | None]] = {
     "twice": (jsonl([line("1"), line("2"), line("1")]), "duplicate_custom_id", 3),
     "no json": (jsonl([line("1")]) + b"{oops\n", "invalid_json_line", 2),
@@ -184,6 +185,12 @@ WRONG: dict[str, tuple[bytes, str, int | None]] = {
     "depth": (DEEP, "invalid_json_line", 1),
     "a lone surrogate": (jsonl([line("1", "\ud800")]), "invalid_json_line", 1),
     "bytes": (b"\xff\xfe\x00\n", "invalid_json_line", 1),
+    "many values": (FULL + b"[]," * 300_000 + b"1]}}", "too_many_values", 1),
+    "many values between texts": (
+        FULL + b'"' + b"a" * 40_000 + b'",' + b'"\\"",' * 300_000 + b"1]}}",
+        "too_many_values",
+        1,
+    ),
     "a long line": (b"x" * (8 * 2**20 + 1), "line_too_long", 1),
 }
 
@@ -201,13 +208,15 @@ async def test_an_input_that_is_wrong_fails_with_its_line(wrong: str) -> None:
 
 
 async def test_harmless_oddities_of_an_input_are_no_faults() -> None:
-    """R42: a byte order mark, carriage returns, blank lines, spaces, no newline at the end, any text as id."""
+    """R42: a byte order mark, carriage returns, blank lines, spaces, no newline at the end, any text as id,
+    a text that looks like many values."""
     ids = ["1", '\u00fc \u2028"\\', "x" * 512, "{}", "4"]
     content = b"\xef\xbb\xbf" + b"\r\n\n".join(b"  " + json.dumps(line(id)).encode() + b" " for id in ids)
+    content += b"\n" + json.dumps(line("text", '",[' * 50_000)).encode()
     async with served() as (_, client):
         batch = await ended(client, (await submit(client, content)).id)
         assert batch.status == "completed", batch.errors
-        assert list(await results(client, batch.output_file_id)) == ids
+        assert list(await results(client, batch.output_file_id)) == [*ids, "text"]
 
 
 async def test_hostile_bodies_harm_only_their_own_line() -> None:

@@ -16,7 +16,7 @@ import msgspec
 
 from watchbill.batches.asking import Ask, Models, NotNow, Question, Reply
 from watchbill.batches.batch import Answered
-from watchbill.batches.lines import decode_line, read_line
+from watchbill.batches.lines import read_body
 from watchbill.batches.opened import LineUnderWay, OpenBatch
 from watchbill.batches.order import choose
 from watchbill.batches.pausing import Pausing
@@ -65,6 +65,9 @@ class Answering:
         self._started = 0
         self._counts = counts
         self._is_closing = False
+        self._reading = (
+            asyncio.Lock()
+        )  # one line is decoded at a time: together they would keep the loop waiting
 
     async def close(self) -> None:
         """Withdraws lines under way, and waits for the disk for a bounded time."""
@@ -176,8 +179,9 @@ class Answering:
         """The answer to a line; None when it is to be asked again."""
         index = work.index
         assert index is not None
-        line = decode_line(await asyncio.to_thread(read_line, work.source, index, number))
-        call = self._ask.begin(Question(work.owner, line.url, bytes(line.body)))
+        async with self._reading:
+            body = await asyncio.to_thread(read_body, work.source, index, number)
+        call = self._ask.begin(Question(work.owner, work.batch.created.endpoint, body))
         work.under_way[number].call = call
         try:
             return await call.reply()

@@ -18,7 +18,7 @@ from typing import cast
 
 import msgspec
 
-from watchbill.decodable import count_values, has_long_number, json_decoder
+from watchbill.decodable import TEXT, WHOLE, count_values, has_long_number, json_decoder
 from watchbill.engines.connection import Outgoing
 from watchbill.errors import RequestError, TooLarge
 from watchbill.limits import (
@@ -41,9 +41,6 @@ Piece = bytes | memoryview
 ESCAPED_NAME = re.compile(
     rb'\\u00(?:5[fF]|6[1-9a-fA-F]|7[0-9aA])(?:[a-z_]|\\u00[567][0-9a-fA-F]){0,14}+"\s*+:'
 )
-#: A text with its quotes, and as many of them as a window holds with what is between them.
-_TEXT = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
-_WHOLE = re.compile(rb'(?:[^"]*+"(?:[^"\\]++|\\.)*+")*+[^"]*+', re.DOTALL)
 #: The inside of a text as JSON allows it: no control characters, no unknown escapes, no half of a surrogate pair.
 _INSIDE = re.compile(
     rb'[^"\\\x00-\x1f]*+(?:\\(?:["\\/bfnrt]|u(?:[0-9a-cefA-CEF][0-9a-fA-F]{3}|[dD][0-7][0-9a-fA-F]{2}|'
@@ -142,10 +139,10 @@ class _Walk:
 
     def take(self, window: bytes) -> int:
         """Takes what is whole in a window that begins between texts; says how much that is."""
-        found = _WHOLE.match(window)
+        found = WHOLE.match(window)
         assert found is not None  # it matches nothing, too
         whole, done = window[: found.end()], 0
-        for text in _TEXT.finditer(whole):
+        for text in TEXT.finditer(whole):
             if text.end() - text.start() >= JSON_LIFTED_BYTES_MIN:
                 self._keep(whole[done : text.start()])
                 self._keep(self.lifted.add(_checked(text[0])))
@@ -153,7 +150,7 @@ class _Walk:
         self._keep(whole[done:])
         if ESCAPED_NAME.search(whole) is not None:
             raise RequestError("the name of a field has an escaped letter; write it plainly in a large body")
-        self._count(_TEXT.sub(b'""', whole))
+        self._count(TEXT.sub(b'""', whole))
         return len(whole)
 
     def put(self, text: memoryview) -> None:

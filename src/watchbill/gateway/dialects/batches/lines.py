@@ -63,6 +63,7 @@ class LineCalls:
     def __init__(self, gateway: "Services", handlers: "Mapping[str, Handler]") -> None:
         self._gateway = gateway
         self._handlers = handlers
+        self._looking = asyncio.Lock()  # one large line is looked at at a time
 
     @property
     def addresses(self) -> frozenset[str]:
@@ -71,14 +72,16 @@ class LineCalls:
 
     def begin(self, question: Question) -> "_Call":
         """A call that has not been made."""
-        return _Call(self._gateway, self._handlers[question.url], question)
+        return _Call(self._gateway, self._handlers[question.url], question, self._looking)
 
 
 class _Call:
     """One line, while it is asked."""
 
-    def __init__(self, gateway: "Services", handler: "Handler", question: Question) -> None:
-        self._gateway, self._handler, self._question = gateway, handler, question
+    def __init__(
+        self, gateway: "Services", handler: "Handler", question: Question, looking: asyncio.Lock
+    ) -> None:
+        self._gateway, self._handler, self._question, self._looking = gateway, handler, question, looking
         self._context = unsent(question.url, question.body, {"x-watchbill-lane": BATCHES_LANE.name})
 
     @property
@@ -94,7 +97,7 @@ class _Call:
         status = 499
         try:
             context.key = key_of(gateway, self._question.owner, "batch")
-            _refuse_streams(self._question.body)
+            await self._refuse_streams()
             answer = await self._handler(context)
             assert isinstance(answer, Response)  # a stream was refused
             status = answer.status
@@ -106,6 +109,13 @@ class _Call:
             return self._judge(error, Reply(status, context.id, refused.body))
         finally:
             gateway.leave(context, status)
+
+    async def _refuse_streams(self) -> None:
+        body = self._question.body
+        if len(body) <= JSON_AT_ONCE_BYTES_MAX:
+            return _refuse_streams(body)
+        async with self._looking:
+            return await asyncio.to_thread(_refuse_streams, body)
 
     def _judge(self, error: TheirsError, reply: Reply) -> Reply:
         """The refusal, where it is the answer. Raises NotNow where it is not."""
