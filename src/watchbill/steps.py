@@ -1,4 +1,5 @@
-"""Long work in steps: done at once, or a share at a time on an event loop, so that requests do not wait for its end.
+"""Long work in steps: done at once, or a share at a time on an event loop, so that requests do not wait for its end;
+or aside, in a thread, where it only reads what nobody else changes.
 
 The work is a generator that yields between its steps and returns its result. What it reads may change between two
 steps; it must look again instead of believing what it saw before.
@@ -39,6 +40,7 @@ class Shares:
 
     def __init__(self) -> None:
         self._taken = asyncio.Lock()
+        self._aside = asyncio.Lock()  # of several threads together the loop would get only a small part
 
     async def do(self, steps: Steps[Result]) -> Result:
         """Does the steps, and lets others go on between them."""
@@ -51,6 +53,13 @@ class Shares:
                 except StopIteration as end:
                     return end.value
                 await asyncio.sleep(0)
+
+    async def aside(self, work: Callable[[], Result], size: int) -> Result:
+        """Does work of Python's own on a request of so many bytes, one large one at a time; others go on meanwhile."""
+        if size <= JSON_AT_ONCE_BYTES_MAX:
+            return work()
+        async with self._aside:
+            return await asyncio.to_thread(work)
 
     async def each(self, items: Iterable[Item], make: Callable[[Item], Awaitable[Result]]) -> list[Result]:
         """What is made of each of these; others go on in between."""

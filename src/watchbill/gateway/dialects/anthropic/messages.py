@@ -74,7 +74,8 @@ class AnthropicApi:
         check_ranges(body)
         asked = request.read(body, counting=counting)
         submission = gateway.caller_options.submission(context, body, gateway.driver.catalog)
-        return asked, await gateway.abilities.allow(submission, request.as_chat(asked, body))
+        chat = await gateway.shares.aside(lambda: request.as_chat(asked, body), context.held)
+        return asked, await gateway.abilities.allow(submission, chat)
 
     def _sender(self, asked: Asked, chat: Fields) -> Sender:
         """Sends a chat to the engine whose turn it is; llama.cpp is told a little more."""

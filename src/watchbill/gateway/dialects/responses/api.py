@@ -9,6 +9,7 @@ the background it is made by a task of its own (`background.Background`), by a l
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 from urllib.parse import parse_qs
@@ -141,15 +142,18 @@ class ResponsesApi:
         body = await gateway.bodies.read_object(context)
         if context.lifted is not None:
             body = _restored(body, context.lifted)
-        asked = request.read(body, counting=counting, token=token)
+        read = partial(request.read, body, counting=counting, token=token)
+        asked = await gateway.shares.aside(read, context.held)
         submission = gateway.caller_options.submission(context, body, gateway.driver.catalog)
-        chat = request.as_chat(asked, body, await self._conversation(context.owner, asked))
+        items, before = await self._conversation(context.owner, asked)
+        size = context.held + before
+        chat = await gateway.shares.aside(partial(request.as_chat, asked, body, items), size)
         check_ranges(chat)
         if asked.body.get("truncation") == "auto":
-            await self._shorten(context, chat, submission.model)
+            await self._shorten(context, chat, submission.model, size)
         return asked, await gateway.abilities.allow(submission, chat)
 
-    async def _shorten(self, context: RequestContext, chat: Fields, name: str) -> None:
+    async def _shorten(self, context: RequestContext, chat: Fields, name: str, size: int) -> None:
         model = self._gateway.driver.catalog.find_model(name)
         if model is not None:
             tokens = (await self._gateway.files.facts(model)).context(model)
@@ -158,7 +162,8 @@ class ResponsesApi:
             def size_of(message: Fields) -> int:
                 return len(_encode(message)) if lifted is None else sum(map(len, lifted.written(message)))
 
-            chat["messages"] = request.fitting(messages, tokens, chat.get("max_tokens"), size_of)
+            fitting = partial(request.fitting, messages, tokens, chat.get("max_tokens"), size_of)
+            chat["messages"] = await self._gateway.shares.aside(fitting, size)
 
     def _making(self, context: RequestContext, asked: Asked) -> Making:
         return Making(asked, is_stored=self._is_kept(context, asked))
@@ -311,7 +316,7 @@ class ResponsesApi:
         content = await self._store.get(owner, id)
         if content is None:
             return None
-        record = _decode(content)
+        record = await self._gateway.shares.aside(lambda: _decode(content), len(content))
         if record.response.get("status") in _UNFINISHED:
             record.was_unfinished = True
             record.response = restarted(record.response) if made is None else made.now()
@@ -335,8 +340,9 @@ class ResponsesApi:
 
     # ------------------------------------------------------------------ conversations
 
-    async def _conversation(self, owner: str, asked: Asked) -> list[Fields]:
-        """Everything that was said, in order: the earlier turns, then the request's own items."""
+    async def _conversation(self, owner: str, asked: Asked) -> tuple[list[Fields], int]:
+        """Everything that was said, in order: the earlier turns, then the request's own items; and the bytes of the
+        earlier ones."""
         turns: list[list[Fields]] = [await self._resolved(owner, asked.input)]
         previous, size = asked.previous, 0
         while previous is not None:
@@ -355,8 +361,8 @@ class ResponsesApi:
             turns.append(await self._resolved(owner, record.items()))
             before = record.response.get("previous_response_id")
             previous = before if isinstance(before, str) else None
-            await asyncio.sleep(0)  # each turn is decoded at once; other requests go between two
-        return [item for turn in reversed(turns) for item in turn]
+            await asyncio.sleep(0)  # small turns are decoded at once; other requests go between two
+        return [item for turn in reversed(turns) for item in turn], size
 
     async def _resolved(self, owner: str, items: list[Fields]) -> list[Fields]:
         """The items, with those that references mean in their place."""
