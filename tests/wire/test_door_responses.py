@@ -350,7 +350,7 @@ async def test_a_response_that_ends_while_it_is_looked_up_is_not_taken_for_a_los
             await eventually(is_read)
             opened.engine.gate.set()
             await opened.until_idle()
-            await eventually(lambda: opened.gateway.open_requests == 1)  # the one that looks
+            await eventually(lambda: opened.gateway.frame.open_requests == 1)  # the one that looks
         finally:
             release.set()
         assert looking is not None and (await looking).status == "completed"

@@ -516,7 +516,10 @@ async def test_an_answer_that_was_begun_is_not_followed_by_another() -> None:
         await stream.write(b"half")
         raise ValueError("a bug")
 
-    async with open_gateway() as opened, listening(opened.gateway.enter(Access.OPEN, break_off)) as port:
+    async with (
+        open_gateway() as opened,
+        listening(opened.gateway.frame.enter(Access.OPEN, break_off)) as port,
+    ):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(request())
         answer = await reader.read()
@@ -539,7 +542,7 @@ async def test_a_client_that_leaves_is_no_bug(caplog: pytest.LogCaptureFixture) 
             ended.set()
         return out
 
-    async with open_gateway() as opened, listening(opened.gateway.enter(Access.OPEN, stream)) as port:
+    async with open_gateway() as opened, listening(opened.gateway.frame.enter(Access.OPEN, stream)) as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(request())
         await ended.wait()

@@ -574,12 +574,12 @@ class ModelState(Candidate):
         """Counts an arrival that asks for it and is served by it as demand. Rotation is no demand."""
         if work_class is _ROTATION:
             return
-        self.rate.learn(self.rules.weights[work_class], now)
         self.note_pause(now)
         self.last_used, self.last_class = now, work_class
         if work_class is _INTERACTIVE:
             self.top_class_at = now
             self.note_person(now)
+        self.rate.learn(self.rules.weights[work_class], now)
 
     def note_person(self, now: int) -> None:
         """Notes an interactive request that needs it, alone or beside others."""

@@ -25,6 +25,7 @@ from watchbill.gateway.dialects.ollama.library import LibraryApi
 from watchbill.gateway.dialects.ollama.pulling import Pulling
 from watchbill.gateway.dialects.openai import OpenAiApi
 from watchbill.gateway.dialects.responses.api import ResponsesApi
+from watchbill.gateway.frame import Routes
 from watchbill.gateway.http.connection import Handle
 from watchbill.gateway.http.messages import Answer, Door, Request
 from watchbill.gateway.leases import LeasesApi
@@ -37,7 +38,6 @@ from watchbill.gateway.page.records import RecordsApi, SpoolsApi
 from watchbill.gateway.passthrough import PassthroughApi
 from watchbill.gateway.process import ProcessApi
 from watchbill.gateway.request_context import RequestContext
-from watchbill.gateway.routes import Routes
 from watchbill.gateway.services import Handler, Services
 from watchbill.gateway.websocket import WebsocketApi
 from watchbill.metrics import Metrics
@@ -300,7 +300,7 @@ class Gateway(Services):
     def _serve_all(self) -> Routes:
         served = Routes(self._answer_other())
         for method, path, access, handler in self.routes():
-            handle = self.enter(access, handler)
+            handle = self.frame.enter(access, handler)
             for address in (path, LANE_PREFIX + path) if path.startswith(("/v1/", "/api/")) else (path,):
                 served.add(method, address, handle)
         return served
@@ -317,8 +317,8 @@ class Gateway(Services):
 
     def _answer_other(self) -> Handle:
         """Answers preflights, wrong methods and unknown addresses."""
-        lost = self.enter(Access.KEY, self.lost)
-        wrong = self.enter(Access.KEY, self.wrong_method)
+        lost = self.frame.enter(Access.KEY, self.lost)
+        wrong = self.frame.enter(Access.KEY, self.wrong_method)
 
         async def handle(request: Request) -> Answer:
             try:

@@ -306,15 +306,26 @@ def encode(value: dict[str, object]) -> bytes:
         raise RequestError(f"the body cannot be passed on: {error}") from None
 
 
+#: A whole answer says how many tokens it took; a stream only when it is asked to.
+_COUNTED: dict[str, object] = {"include_usage": True}
+
+
 class JsonSender(msgspec.Struct, frozen=True):
     """Sends a body to the engine whose turn it is, under the name that the engine knows the model by."""
 
     body: dict[str, object]
     path: str
+    is_streamed: bool = False  # the engine streams and tells its tokens, whatever the body says
 
     def __call__(self, start: Start) -> Outgoing:
         upstream = start.endpoint.upstream_model
         content = {**self.body, "model": upstream} if upstream else self.body
+        if self.is_streamed:
+            options = self.body.get("stream_options")
+            counted = (
+                {**cast("dict[str, object]", options), **_COUNTED} if isinstance(options, dict) else _COUNTED
+            )
+            content = {**content, "stream": True, "stream_options": counted}
         return Outgoing(start.endpoint, "POST", self.path, encode(content))
 
 

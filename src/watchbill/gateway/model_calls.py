@@ -217,7 +217,7 @@ class ModelCalls:
         Then all of them go through each stage together, and its code is fetched once for all. The code of all stages is
         several times larger than a processor's cache: one after the other, each request would fetch all of it again.
         """
-        if self._gateway.open_requests >= _CROWD:
+        if self._gateway.frame.open_requests >= _CROWD:
             yield
 
     def _submit(

@@ -87,7 +87,7 @@ class NativeApi:
 
     async def request(self, context: RequestContext) -> Response:
         """GET /wb/v1/requests/{id}: position, reason and forecast of one."""
-        id = self._gateway.known_as(context, context.request.match["id"])
+        id = self._gateway.frame.known_as(context, context.request.match["id"])
         found = self._gateway.driver.request(id)
         if found is None:
             raise NotFound("no open request has this id")
@@ -95,7 +95,7 @@ class NativeApi:
 
     async def cancel(self, context: RequestContext) -> Response:
         """DELETE /wb/v1/requests/{id}: a caller's own request; any for a key with admin rights."""
-        id = self._gateway.known_as(context, context.request.match["id"])
+        id = self._gateway.frame.known_as(context, context.request.match["id"])
         if not self._gateway.may_cancel(context, id):
             raise NotFound("none of your open requests has this id")
         if not self._gateway.driver.cancel(id):

@@ -12,6 +12,7 @@ grant. An answer that breaks off after its first byte ends with an error event, 
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -81,7 +82,7 @@ class Collector(Protocol):
 
 
 @dataclass(slots=True, eq=False)
-class Relay:
+class Relay(AbstractContextManager["Relay", None]):
     """One request's way to its engine. Every step can be interrupted and taken up again."""
 
     upstream: Upstream
@@ -277,9 +278,6 @@ class Relay:
             self.ticket.leave(self._call)
         self.ticket.finish(ok=ok, timed_out=timed_out)
         self._is_finished = True
-
-    def __enter__(self) -> "Relay":
-        return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if error is not None:

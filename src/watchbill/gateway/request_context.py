@@ -62,6 +62,14 @@ class RequestContext:
         """Whose it is: a key's name, nothing where there are no keys."""
         return "" if self.key is None else self.key.name
 
+    def detached(self) -> "RequestContext":
+        """A context for work that goes on after this request was answered: what is held and counted goes over to it."""
+        work = RequestContext(self.request, self.began)
+        work.key, work.asked, work.lifted = self.key, self.asked, self.lifted
+        work.held, work.metered = self.held, self.metered
+        self.held, self.metered = 0, None
+        return work
+
     def age_s(self) -> float:
         """How long ago the request arrived."""
         return asyncio.get_running_loop().time() - self.began

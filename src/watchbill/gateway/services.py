@@ -1,8 +1,7 @@
-"""Services: what every handler of the gateway shares, and what happens around each of them.
+"""Services: what every handler of the gateway shares.
 
-The driver, the client of engines, access, the bounds of keys and bodies, and the requests that are open: a shutdown
-refuses those that wait and lets those that run finish. Whatever goes wrong in a handler becomes an answer here: an
-error of ours with its status and code, a bug with 500 and a line in the log.
+The driver, the client of engines, access, the bounds of keys and bodies, and the requests that are open (`frame`): a
+shutdown refuses those that wait and lets those that run finish.
 """
 
 import asyncio
@@ -12,22 +11,20 @@ import time
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 
-from watchbill import names
 from watchbill.catalog import Server
 from watchbill.engines.upstream import Upstream
-from watchbill.errors import NameRefused, TheirsError, WaitExceeded
+from watchbill.errors import TheirsError, WaitExceeded
 from watchbill.gateway.abilities import Abilities
-from watchbill.gateway.access import Access, Guard
+from watchbill.gateway.access import Guard
 from watchbill.gateway.access_log import AccessLog
-from watchbill.gateway.answers import let_go
 from watchbill.gateway.behind import Behind
 from watchbill.gateway.body import Bodies
 from watchbill.gateway.capture import Capturing
 from watchbill.gateway.charging import Charging
 from watchbill.gateway.dialects.errors import refusal
 from watchbill.gateway.doors import Doors
-from watchbill.gateway.http.connection import Handle
-from watchbill.gateway.http.messages import Answer, Request, Response
+from watchbill.gateway.frame import Frame, Handler
+from watchbill.gateway.http.messages import Response
 from watchbill.gateway.meters import Meters
 from watchbill.gateway.modelfiles import ModelFiles
 from watchbill.gateway.options import CallerOptions
@@ -41,7 +38,6 @@ from watchbill.steps import Shares
 
 __all__ = ["Handler", "Services"]
 
-Handler = Callable[[RequestContext], Awaitable[Answer]]
 #: The state, in a refusal, of a model in memory that gets no request before it has answered the watchdog.
 SUSPECT = "suspect"
 _log = logging.getLogger("watchbill.gateway")
@@ -80,68 +76,21 @@ class Services:
         self.capturing = Capturing()
         self.charging = Charging(driver.tiers)
         self.unloading = Unloading(driver, time.monotonic)
-        self._named: dict[tuple[str, str], RequestContext] = {}  # by key and the id that the caller gave
         self.bodies = Bodies(server, self.meters)
-        self.closing = asyncio.Event()
+        self.guard = Guard(server)
+        self.frame = Frame(self.guard, self.bodies, self.caller_options, self.access, self.refuse)
+        self.closing = self.frame.closing
         self.relays: set[Relay] = set()  # of the requests that were submitted and are not over
         self.not_continued: set[str] = set()  # models whose chat template refuses to continue an answer
-        self.open_requests = 0
-        self.emptied = asyncio.Event()  # set when the last open request is over
         self.reconfigure(server)
 
     def reconfigure(self, server: Server) -> None:
         """Takes new keys, hosts, origins and limits; the address needs a restart."""
         self.server = server
-        self.guard = Guard(server)
+        self.guard = self.frame.guard = Guard(server)
         self.bodies.reconfigure(server)
 
-    # ------------------------------------------------------------------ every request
-
-    def enter(self, access: Access, handler: Handler) -> Handle:
-        """Wraps a handler: checks access before it, turns what it raises into answers, writes the access log."""
-        loop = asyncio.get_running_loop()
-
-        async def handle(request: Request) -> Answer:
-            context = RequestContext(request, loop.time())
-            self.open_requests += 1
-            status = 499
-            try:
-                context.key, context.cors = self.guard.admit(request, access)
-                if "x-request-id" in request.headers:
-                    self.name(context, request.headers["x-request-id"])
-                response = await handler(context)
-                status = response.status
-            except TheirsError as error:
-                response = self.refuse(context, error)
-                status = response.status
-                let_go(error)
-            except ConnectionResetError:  # the client left in the middle of its answer
-                raise
-            except Exception as error:  # noqa: BLE001  the server's last line: a bug becomes an answer
-                response = self._broken(context, error)
-                status = 500
-                let_go(error)
-            finally:
-                self.leave(context, status)
-            if self.closing.is_set() and not response.is_begun:
-                response.closes = True
-            return response
-
-        return handle
-
-    def leave(self, context: RequestContext, status: int) -> None:
-        """The request is over: nothing more is counted for it."""
-        if context.held or context.gathered:
-            self.bodies.release(context)
-        if context.metered is not None:
-            context.metered.leave()
-        if context.given:
-            self.forget_name(context)
-        self.open_requests -= 1
-        if not self.open_requests:
-            self.emptied.set()
-        if self.access.is_on:
-            self.access.note(context, status)
+    # ------------------------------------------------------------------ refusals
 
     def refuse(self, context: RequestContext, error: TheirsError) -> Response:
         """The answer to a request that is refused, in the caller's dialect."""
@@ -155,34 +104,7 @@ class Services:
         eta = None if error.retry_after_ms is None else -(-error.retry_after_ms // 1000)
         return {"loading": {"state": state, "progress": None, "eta_seconds": eta}}
 
-    def _broken(self, context: RequestContext, error: Exception) -> Response:
-        _log.error("request=%s failed inside Watchbill", context.id, exc_info=error)
-        bug = TheirsError(f"Watchbill failed; its log has the reason under {context.id}")
-        return refusal(context, bug)
-
-    # ------------------------------------------------------------------ names of requests
-
-    def name(self, context: RequestContext, asked: str) -> None:
-        """Takes the caller's own id for its request, unless it is invalid or one of its open requests has it."""
-        try:
-            names.check_request_id(asked)
-        except NameRefused:
-            self.caller_options.degraded += 1
-            return
-        if (context.owner, asked) in self._named:
-            self.caller_options.degraded += 1
-            return
-        self._named[context.owner, asked] = context
-        context.given = asked
-
-    def forget_name(self, context: RequestContext) -> None:
-        """The request is over: its caller may use the id again."""
-        del self._named[context.owner, context.given]
-
-    def known_as(self, context: RequestContext, id: str) -> str:
-        """The scheduler's id of a request: the caller may use the id that it gave for a request of its own."""
-        named = self._named.get((context.owner, id))
-        return id if named is None else named.id
+    # ------------------------------------------------------------------ rights and records
 
     def may_cancel(self, context: RequestContext, id: str) -> bool:
         """Whether a caller may cancel this request: its own, or any with admin rights or where there are no keys."""
@@ -194,23 +116,12 @@ class Services:
         """An answer broke off after its headers were sent; the access log will say 200."""
         _log.warning("request=%s model=%s broke off: %s: %s", context.id, context.model, error.code, error)
 
-    def detach(self, context: RequestContext) -> RequestContext:
-        """A context for work that goes on after its request was answered: what is held and counted goes over to it.
-
-        It is open like a request; `leave` ends it."""
-        work = RequestContext(context.request, context.began)
-        work.key, work.asked, work.lifted = context.key, context.asked, context.lifted
-        work.held, work.metered = context.held, context.metered
-        context.held, context.metered = 0, None
-        self.open_requests += 1
-        return work
-
     # ------------------------------------------------------------------ shutdown
 
     @property
     def is_busy(self) -> bool:
         """Whether a request is open."""
-        return self.open_requests > 0
+        return self.frame.open_requests > 0
 
     async def drain(self, grace_ms: int, last_ms: int) -> None:
         """Refuses requests that wait, lets running ones finish, then cuts off those that are left."""
@@ -227,5 +138,5 @@ class Services:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(bound_ms / 1000):
                 while self.is_busy:
-                    self.emptied.clear()
-                    await self.emptied.wait()
+                    self.frame.emptied.clear()
+                    await self.frame.emptied.wait()

@@ -8,7 +8,7 @@ it, numbers are checked, everything else goes through.
 from collections.abc import Awaitable
 from datetime import UTC, datetime
 from functools import partial
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -44,8 +44,6 @@ _STATES = {
 }
 
 
-#: A whole answer says how many tokens it took; a stream only when it is asked to.
-_COUNTED = {"include_usage": True}
 _ASSEMBLIES = (partial(Assembly, chat=False), partial(Assembly, chat=True))
 
 
@@ -101,7 +99,7 @@ class OpenAiApi:
             as_is = partial(self._pass_on, context)
             send = JsonSender(body, path)
             return await self._calls.stream(context, submission, send, out, instead=as_is, forced=forced)
-        send, make = JsonSender(_streamed(body), path), _ASSEMBLIES[chat]
+        send, make = JsonSender(body, path, is_streamed=True), _ASSEMBLIES[chat]
         answer = await self._calls.collect(context, submission, send, make, forced=forced)
         if isinstance(answer, Fallback):
             return json_response(fallen_back(answer, context.id, chat=chat), context.lines())
@@ -130,7 +128,7 @@ class OpenAiApi:
             return answer
         answers: list[tuple[Run, Fields]] = []
         for run in runs:
-            send = JsonSender(_streamed(run.body), path)
+            send = JsonSender(run.body, path, is_streamed=True)
             told = await self._calls.collect(context, submission, send, _ASSEMBLIES[chat])
             if isinstance(told, Fallback):
                 return json_response(fallen_back(told, context.id, chat=chat), context.lines())
@@ -171,10 +169,3 @@ class OpenAiApi:
             "aliases": list(model.aliases),
             "capabilities": (await self._gateway.abilities.of(model)).listed(),
         }
-
-
-def _streamed(body: Fields) -> Fields:
-    """The request as engines are asked: as a stream that tells its tokens, whatever the client gets."""
-    options = body.get("stream_options")
-    counted = {**cast("Fields", options), **_COUNTED} if isinstance(options, dict) else _COUNTED
-    return {**body, "stream": True, "stream_options": counted}

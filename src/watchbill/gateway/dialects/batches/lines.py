@@ -37,6 +37,7 @@ from watchbill.gateway.answers import let_go, status_of
 from watchbill.gateway.dialects.errors import refusal
 from watchbill.gateway.http.messages import Response
 from watchbill.gateway.options import split_alias
+from watchbill.gateway.request_context import RequestContext
 from watchbill.gateway.unsent import key_of, unsent
 from watchbill.limits import BATCH_AGAIN_MS, JSON_AT_ONCE_BYTES_MAX
 
@@ -92,23 +93,19 @@ class _Call:
 
     async def reply(self) -> Reply:
         """The answer. Raises NotNow."""
-        gateway, context = self._gateway, self._context
-        gateway.open_requests += 1
-        status = 499
-        try:
-            context.key = key_of(gateway, self._question.owner, "batch")
-            await self._refuse_streams()
-            answer = await self._handler(context)
-            assert isinstance(answer, Response)  # a stream was refused
-            status = answer.status
-            return Reply(status, context.id, await _one_line(answer.body))
-        except TheirsError as error:
-            refused = refusal(context, error)
-            status = refused.status
-            let_go(error)
-            return self._judge(error, Reply(status, context.id, refused.body))
-        finally:
-            gateway.leave(context, status)
+        return await self._gateway.frame.carry(self._context, self._ask, self._refused)
+
+    async def _ask(self, context: RequestContext) -> Reply:
+        context.key = key_of(self._gateway, self._question.owner, "batch")
+        await self._refuse_streams()
+        answer = await self._handler(context)
+        assert isinstance(answer, Response)  # a stream was refused
+        return Reply(answer.status, context.id, await _one_line(answer.body))
+
+    def _refused(self, context: RequestContext, error: TheirsError) -> Reply:
+        answer = refusal(context, error)
+        let_go(error)
+        return self._judge(error, Reply(answer.status, context.id, answer.body))
 
     async def _refuse_streams(self) -> None:
         body = self._question.body

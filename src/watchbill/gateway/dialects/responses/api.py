@@ -192,7 +192,7 @@ class ResponsesApi:
             raise Overloaded(
                 f"{RESPONSES_BACKGROUND_MAX} responses are being made in the background; try again later"
             )
-        work = self._gateway.detach(context)
+        work = context.detached()
         made = self._begin(work, asked)
         try:
             await made.start(submission, send, forced)  # raises what the scheduler refuses at once
@@ -252,7 +252,6 @@ class ResponsesApi:
             _, (submission, chat, forced) = await self._read(work, token=token)
             return submission, JsonSender(chat, "/v1/chat/completions"), forced
 
-        gateway.open_requests += 1
         self._begin(work, asked, parked.begun).go_on(prepare)
         return None
 

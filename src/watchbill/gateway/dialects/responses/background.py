@@ -8,7 +8,7 @@ incomplete, failed or cancelled.
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from watchbill.engines.upstream import Outgoing
 from watchbill.errors import (
@@ -111,25 +111,23 @@ class Background:
         return self._final
 
     async def _make(self, prepare: Prepare, *, again: bool) -> None:
-        work, collecting = self._work, self._collecting
-        status = 200
-        try:
+        async def ask(_: RequestContext) -> _Made:
             answer = await (self._insist(prepare) if again else self._collect(*await prepare()))
-            self._final = collecting.final(answer)
-        except TheirsError as error:
+            return _Made(200, self._collecting.final(answer))
+
+        def refused(work: RequestContext, error: TheirsError) -> _Made:
             if not again and not self._calls.accepted.done():
-                raise  # its caller still waits for the verdict
-            status = error.status
-            if not isinstance(error, ShuttingDown):
-                self._final = collecting.failed(error)
-                self._gateway.note_broken(work, error)
-            let_go(error)
+                raise error  # its caller still waits for the verdict
+            if isinstance(error, ShuttingDown):
+                return _Made(error.status, None)
+            self._gateway.note_broken(work, error)
+            return _Made(error.status, self._collecting.failed(error))
+
+        try:
+            self._final = (await self._gateway.frame.carry(self._work, ask, refused)).final
         except asyncio.CancelledError:
-            status = 499
             if not self._is_parked:
-                self._final = collecting.cancelled()
-        finally:
-            self._gateway.leave(work, status)
+                self._final = self._collecting.cancelled()
         if self._final is not None:
             await self._keep(self._final)
 
@@ -156,6 +154,13 @@ class Background:
         self, submission: Submission, send: Sender, forced: ForcedCall | None
     ) -> Whole | Fallback:
         return await self._calls.collect(self._work, submission, send, self._collecting.begin, forced=forced)
+
+
+class _Made(NamedTuple):
+    """How the making of a response ended."""
+
+    status: int
+    final: Fields | None  # None: the next daemon makes it
 
 
 class _Announcing(ModelCalls):
