@@ -1,9 +1,11 @@
 """Leases for peers in virtual time: who makes way, how fast memory is back, and when leased work goes on."""
 
+from dataclasses import replace
+
 import pytest
 
 from support.worlds import ModelOf, WorldOf
-from watchbill.catalog import Lane, WorkClass
+from watchbill.catalog import Lane, PolicyRules, WorkClass
 from watchbill.core import messages as m
 from watchbill.core.leases import LEASE_MS, QUIET_MS, RENEW_MS
 from watchbill.core.model_state import BOUNDARY_MS, Stage
@@ -128,3 +130,40 @@ def test_no_lease_is_given_while_somebody_works_and_a_peer_holds_a_bounded_numbe
     assert "late" not in world.core.state.leases
     lease(world, "nowhere", "unknown", renewed_until=0)
     assert "unknown" not in world.core.state.leases
+
+
+@pytest.mark.parametrize("policy", ["rate", "fifo"])
+def test_a_leased_request_that_rests_holds_up_no_person(
+    world_of: WorldOf, model: ModelOf, policy: str
+) -> None:
+    """RES-23: however urgent it is, and in strict order of arrival, too: it may not start, so it is not next."""
+    lanes = LANES | {"leased": replace(LANES["leased"], max_wait_ms=Millis(4_000))}
+    world = world_of(model("far", 16), lanes=lanes, rules=PolicyRules(policy))
+    id = lease(world, "far")
+    world.arrive("far", 500, lane="chat")
+    world.run(10_000)
+    rests = world.arrive("far", 500, lane="leased", lease=id)
+    world.run(world.now + 3_900)
+    person = world.arrive("far", 500, lane="chat")
+    world.run(world.now + 60)
+    assert person.state == "running", "the leased request is about to give up, and rests all the same"
+    world.run(world.now + 2_000)
+    assert (person.outcome, rests.outcome) == ("answered", "wait_exceeded")
+    assert not world.judge.broken
+
+
+def test_nothing_is_loaded_for_leased_work_that_gave_up_while_a_person_works(
+    world_of: WorldOf, model: ModelOf
+) -> None:
+    """RES-23: its turn is held for it as for others, and comes when the person is gone, not before."""
+    lanes = LANES | {"leased": replace(LANES["leased"], max_wait_ms=Millis(5_000))}
+    world = world_of(model("far", 16), model("near", 16), lanes=lanes)
+    id = lease(world, "far")
+    world.arrive("near", 500, lane="chat")
+    world.run(6_000)
+    gone = world.arrive("far", 500, lane="leased", lease=id)
+    for _ in range(20):
+        world.run(world.now + 1_000)
+        world.arrive("near", 500, lane="chat")
+        assert world.core.state.models["far"].stage is Stage.ABSENT
+    assert gone.outcome == "wait_exceeded" and not world.judge.broken

@@ -30,9 +30,11 @@ def wanting(state: State) -> list[Candidate]:
 
 
 def is_held_back(state: State, model: Candidate) -> bool:
-    """RES-23: whether only leased work wants it while somebody works at this machine."""
-    is_only_leased = model.top_class() is WorkClass.LEASED and model.held_turn is None
-    return state.leases_held_back and is_only_leased and not model.spec.permanent
+    """RES-23: whether only leased work wants it while somebody works at this machine; also work that gave up, and whose
+    turn is held: a load for nobody would take the person's memory."""
+    if not state.leases_held_back or model.spec.permanent:
+        return False
+    return min(model.top_class(), model.turn_class()) is WorkClass.LEASED
 
 
 def wanted_elsewhere(state: State, now: int) -> list[ModelState]:

@@ -89,7 +89,7 @@ class Dispatch:
         if model.in_use >= model.spec.concurrency and not self._could_make_way(model):
             return False
         request = self._next(model, now)
-        if request is None or (self._state.leases_held_back and request.work_class is _LEASED):
+        if request is None:
             return False
         if not model.has_slot_for(request.work_class, now):
             self._make_way(model, request, now)
@@ -154,14 +154,14 @@ class Dispatch:
 
     def _next_of(self, model: Candidate, now: int) -> Request | None:
         first = model.line.first()
-        if first is not None and first.operator and self._lane_is_free(first):
+        if first is not None and first.operator and self._may_start(first):
             return first  # LANE-06: before every other of its class, and no higher class waits
         urgent = model.line.earliest_due()
-        if urgent is not None and self._is_urgent(model, *urgent, now) and self._lane_is_free(urgent[1]):
+        if urgent is not None and self._is_urgent(model, *urgent, now) and self._may_start(urgent[1]):
             return urgent[1]
-        if first is None or self._lane_is_free(first):
+        if first is None or self._may_start(first):
             return first
-        return next((r for r in map(model.line.get, model.line.ids()) if self._lane_is_free(r)), None)
+        return next((r for r in map(model.line.get, model.line.ids()) if self._may_start(r)), None)
 
     @staticmethod
     def _is_urgent(model: Candidate, due: int, request: Request, now: int) -> bool:
@@ -172,8 +172,11 @@ class Dispatch:
         """
         return now >= due - min(model.service.ms, request.max_wait_ms / 2)
 
-    def _lane_is_free(self, request: Request) -> bool:
-        """Whether one more of this lane may run; most lanes have no limit of their own."""
+    def _may_start(self, request: Request) -> bool:
+        """Whether one more of this lane may run; most lanes have no limit of their own. Leased work that rests may not,
+        however urgent it is: a person's request behind it would wait for the end of the rest."""
+        if self._state.leases_held_back and request.work_class is _LEASED:
+            return False
         lane = self._state.catalog.lanes.get(request.lane)
         if lane is None or lane.concurrency is None:
             return True
@@ -181,7 +184,12 @@ class Dispatch:
         return sum(name == request.lane for name in ran) < lane.concurrency
 
     def _next_in_order(self, model: ModelState) -> Request | None:
-        oldest = [s.line.oldest() for s in self._state.lines() if s.line]
+        lines = [s.line for s in self._state.lines() if s.line]
+        if self._state.leases_held_back:  # leased work rests, and the order is that of the others
+            waiting = (line.get(id) for line in lines for id in line.ids())
+            oldest = [request for request in waiting if request.work_class is not _LEASED]
+        else:
+            oldest = [line.oldest() for line in lines]
         first = min(oldest, key=lambda r: (r.arrived_at, r.id), default=None)
         mine = (model, *model.companion_sets)
         return first if first is not None and any(first.id in line.line for line in mine) else None

@@ -127,8 +127,9 @@ class Leases:
             if model.spec.permanent or state.is_reserved_core(model) or model.users:
                 continue
             work = [r.request.work_class for r in model.running.values()]
-            only_leased = all(each is _LEASED for each in work) and model.top_class() >= _LEASED
-            if only_leased and model.last_class is _LEASED and model.held_turn is None:
+            highest = min(model.top_class(), model.turn_class())
+            only_leased = all(each is _LEASED for each in work) and highest >= _LEASED
+            if only_leased and model.last_class is _LEASED:
                 peers = sorted({x.peer for x in state.leases.values() if x.model == model.name})
                 self._residency.close(model, LeaseRevoked(tuple(peers)), now, cause=Cause.LEASE)
 

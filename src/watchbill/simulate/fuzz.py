@@ -26,6 +26,7 @@ from watchbill.core.messages import EvictAsked, Footprint, Knowledge, SiteSpent
 from watchbill.simulate.borrowers import schedule_loans
 from watchbill.simulate.engine import TrueModel
 from watchbill.simulate.reloads import schedule_reloads
+from watchbill.simulate.tenants import schedule_leases
 from watchbill.simulate.world import Faults, World
 from watchbill.units import Bytes, Millis
 
@@ -100,6 +101,7 @@ def random_world(
         _spend(sites, world, copies)
         if loans:
             schedule_loans(random.Random(f"loans {seed}"), world, world.borrowers, TROUBLE_MS)
+            schedule_leases(seed, world, world.tenants, TROUBLE_MS)
     return world
 
 

@@ -22,6 +22,7 @@ from watchbill.simulate.callers import Caller, CallerState, Faults
 from watchbill.simulate.engine import Power, SimEngine, TrueModel
 from watchbill.simulate.late_loads import LateLoads
 from watchbill.simulate.places import Places
+from watchbill.simulate.tenants import Tenants
 from watchbill.simulate.waits import Waits
 
 __all__ = ["Judge"]
@@ -50,6 +51,7 @@ class Judged(Protocol):
     callers: dict[str, Caller]
     open: dict[str, Caller]
     borrowers: Borrowers
+    tenants: Tenants
     told_load_ms: dict[str, float]
     timer: float | None
     disk_full_since: float | None
@@ -146,6 +148,7 @@ class Judge:
     def read(self, note: m.Note) -> None:
         """Follows plans and closings in the journal, and judges each closing as it happens."""
         name = note.model or ""
+        self._world.tenants.read(note)
         match note.event:
             case m.JournalEvent.EVICT:
                 self._judge_closing(name, note.reason if isinstance(note.reason, Swapped) else None)
@@ -268,7 +271,9 @@ class Judge:
         return name == caller.served_by and (not caller.beside or self._could_start(caller))
 
     def _could_start(self, caller: Caller) -> bool:
-        """Whether it waits, and not for a companion."""
+        """Whether it waits, neither for a companion nor for the end of a person's work."""
+        if self._world.tenants.is_paused and caller.request.work_class is WorkClass.LEASED:
+            return False
         return caller.state is CallerState.WAITING and all(self._is_there(name) for name in caller.beside)
 
     def _is_there(self, name: str) -> bool:
@@ -291,6 +296,8 @@ class Judge:
         ]
         beside = [c for c in world.open.values() if name in c.beside]
         using = [c for c in (*callers, *beside) if c.state is not CallerState.ENDED]
+        if world.tenants.is_paused:  # what rests has no quantum against others either
+            using += [c for c in world.open.values() if c.served_by == name]
         if any(c.request.work_class >= WorkClass.LEASED for c in using):
             return
         last = max([c.ended_at or world.now for c in callers] + [self.warm_at.get(name, 0.0)])
@@ -320,6 +327,7 @@ class Judge:
         self._judge_open()
         self._judge_plans()
         self.waits.look(self.closed, self._planned)
+        self._world.tenants.look(self._world.open.values())
         self._steps += 1
         if self._steps % WHOLE_EVERY_STEPS == 0:
             self._judge_groups()
@@ -340,6 +348,7 @@ class Judge:
     def granting(self, action: m.Grant) -> None:
         """Judges a grant against the closed models at this moment."""
         self._served.add(action.model)
+        self._world.tenants.granting(self._world.open[action.id])
         if action.model in self.closed:
             self.say("a grant on a draining model", action.model)
         if len(action.companions) != len(self._world.open[action.id].request.companions):
@@ -437,8 +446,7 @@ class Judge:
             if name in running or name in self.closed or engine.lingering or engine.power is not Power.WARM:
                 continue
             is_asked = world.core.state.models[name].is_suspect and self._is_asked(name)
-            rests = world.core.state.leases_held_back and caller.request.work_class is WorkClass.LEASED
-            if self._could_start(caller) and not is_asked and not rests:
+            if self._could_start(caller) and not is_asked:
                 self.say("work waits before a ready, idle model", name)
         if world.timer is None and (world.open or self._is_moving()):
             self.say("something waits and no timer is armed", f"{len(world.open)} open")

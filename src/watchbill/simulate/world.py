@@ -17,6 +17,7 @@ from watchbill.simulate.borrowers import Borrowers
 from watchbill.simulate.callers import Caller, CallerOutcome, CallerState, Ending, Faults, Tally
 from watchbill.simulate.engine import Power, SimEngine, TrueModel
 from watchbill.simulate.invariants import Judge
+from watchbill.simulate.tenants import Tenants
 
 __all__ = ["World"]
 
@@ -85,6 +86,7 @@ class World:
         self.alerts: list[m.Alert] = []
         self.judge = Judge(self)
         self.borrowers = Borrowers(self, self.judge.lent)
+        self.tenants = Tenants(self, self.judge.say)
         self._timer_no = 0
         self._acts: dict[type[m.Action], Callable[..., None]] = {
             m.Admit: self._admit, m.Refuse: self._refuse, m.Grant: self._grant, m.Cut: self._cut,
@@ -491,6 +493,7 @@ class World:
     def _reply(self, action: m.Reply) -> None:
         self.replies.append(action)
         self.borrowers.replied(action)
+        self.tenants.replied(action)
 
     def _note(self, action: m.Note) -> None:
         self.journal.append((self.now, action))

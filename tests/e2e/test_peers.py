@@ -1,0 +1,113 @@
+"""Two daemons as peers, each killed in the middle of a leased answer, with clocks that are minutes and hours apart."""
+
+import json
+import signal
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from http.client import HTTPException
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from e2e.place import Daemon, Place, scripted
+from support.eventually import wait_until
+
+PROGRAM = str(Path(__file__).with_name("programs") / "own_clock.py")
+SHORT = {"lease_ms": 3_000, "renew_ms": 500, "quiet_ms": 1_000}
+#: The home's clock on the wall is seven minutes late, and it was started an hour after the rig.
+RIG, HOME = {"wall_s": 420, "monotonic_s": 3_600, **SHORT}, {"wall_s": 0, "monotonic_s": 0, **SHORT}
+TEXT = "One two three four. Five six seven eight. Nine ten eleven twelve. Thirteen fourteen fifteen sixteen."
+TOKENS = 48
+KEY = "what-home-shows-at-the-rig"
+ASKED = {"messages": [{"role": "user", "content": "Tell me."}], "model": "big", "max_tokens": TOKENS}
+
+
+class Machine(Place):
+    """A machine with a clock of its own, always at the same port."""
+
+    def __init__(self, folder: Path, clock: dict[str, int]) -> None:
+        folder.mkdir()
+        super().__init__(folder)
+        self._clock, self.port = clock, 0
+
+    def start(self) -> Daemon:
+        words = (sys.executable, PROGRAM, json.dumps(self._clock), "up", "--port", str(self.port))
+        daemon = self.begin(command=words)
+        daemon.wait_ready()
+        self.port = daemon.port
+        return daemon
+
+
+@pytest.fixture
+def machines(tmp_path: Path) -> Iterator[tuple[Machine, Machine]]:
+    rig, home = Machine(tmp_path / "rig", RIG), Machine(tmp_path / "home", HOME)
+    yield rig, home
+    for machine in (home, rig):
+        machine.close()
+
+
+def kill(daemon: Daemon) -> None:
+    daemon.signal(signal.SIGKILL)
+    daemon.wait()
+
+
+def leases(daemon: Daemon) -> dict[str, Any]:
+    return daemon.status()["leases"]
+
+
+def is_answering(daemon: Daemon) -> bool:
+    """Whether an answer under a lease has begun."""
+    listed = json.loads(daemon.ask("/wb/v1/requests")[2])["requests"]
+    return any(
+        each["class"] == "leased" and each.get("tokens", each["state"] == "running") for each in listed
+    )
+
+
+def answer(daemon: Daemon) -> str:
+    status, headers, body = daemon.ask("/v1/chat/completions", ASKED, seconds=90)
+    assert (status, headers["x-watchbill-tier"]) == (200, "peer"), body
+    return json.loads(body)["choices"][0]["message"]["content"]
+
+
+def test_two_daemons_whose_clocks_are_apart_outlive_a_kill_of_either(
+    machines: tuple[Machine, Machine],
+) -> None:
+    """RES-23, R36: a lease lasts by each side's own clock. The lender is killed in the middle of an answer, comes back,
+    and the answer is continued; the asking side is killed, its lease is swept, and it is served again."""
+    rig, home = machines
+    big = f'touch = false, service = "2s", tokens = {TOKENS}, text = "{TEXT}"'
+    rig.config.write_text(scripted("big", big) + f'[peers.home]\ntheir_key = "{KEY}"\n')
+    lender = rig.start()
+    home.config.write_text(
+        scripted("small", "") + f'[peers.rig]\nurl = "{lender.url}"\nkey = "{KEY}"\nmodels = ["big"]\n'
+    )
+    asking = home.start()
+    with ThreadPoolExecutor(2) as callers:
+        straight = answer(asking)
+        assert len(straight.split()) == TOKENS
+        # The lender is killed.
+        going = callers.submit(answer, asking)
+        wait_until(partial(is_answering, lender))
+        kill(lender)
+        lender = rig.start()
+        assert going.result(90).split() == straight.split(), "no word twice, none lost"
+        wait_until(lambda: len(leases(lender)) == 1)
+        # The asking side is killed.
+        going = callers.submit(answer, asking)
+        wait_until(partial(is_answering, lender))
+        kill(asking)
+        with pytest.raises((ConnectionError, HTTPException)):  # its caller's connection is gone
+            going.result(90)
+        wait_until(lambda: not leases(lender))
+        assert not any(
+            each["class"] == "leased" for each in json.loads(lender.ask("/wb/v1/requests")[2])["requests"]
+        )
+        asking = home.start()
+        assert answer(asking) == straight
+    ends = [event["reason"] for event in rig.events("lease_end")]
+    assert ends, "the sweep is in the journal"
+    for daemon in (asking, lender):
+        assert daemon.stop() == 0
