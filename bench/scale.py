@@ -1,6 +1,7 @@
-"""Ten thousand requests in the queue: what a decision costs, what each of them occupies, and what stays behind.
+"""Ten thousand requests in the queue, and a thousand machines: what a decision costs, what each request occupies, and
+what stays behind.
 
-    .venv/bin/python bench/scale.py [--queued N] [--models N]
+    .venv/bin/python bench/scale.py [--queued N] [--models N] [--machines N] [--tasks N]
 
 The real driver and journal, and an engine that answers nothing. Each round queues N requests, each with a
 task that waits for its turn, then cancels them all in random order. `busy`: every model is in memory and all slots are
@@ -9,7 +10,9 @@ arrival looks for a plan. Times are CPU time of the thread: of the core for one 
 and of the driver for an arrival and a leaving with all that belongs to it.
 Memory of the core is what Python allocates for N arrivals in a core of its own. At the end N clients wait over HTTP,
 each on a connection of its own, before a daemon whose model is long in loading: what they occupy there is RSS, the
-kernel's buffers aside. Exits 1 when a goal is missed.
+kernel's buffers aside. `fleet`: the real coordinator of plans in virtual time, with simulated agents, one per machine;
+CPU time per line of its journal with ten times the machines, and with ten times the tasks. Exits 1 when a goal is
+missed.
 """
 
 import argparse
@@ -32,6 +35,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
 from gateway import first_match, process
 from load_generator import request
+from plans import FLAT_MAX, decision_us
 from support.eventually import eventually
 from support.open_gateway import CATALOG, MIB, OpenGateway, open_gateway
 from watchbill.catalog import Catalog, Lane, Model, WorkClass
@@ -235,13 +239,24 @@ def over_http(queued: int) -> bool:
     return _say("HTTP: RSS per waiting client", taken, REQUEST_BYTES_MAX, "bytes")
 
 
+def fleet(machines: int, tasks: int) -> list[bool]:
+    """Whether a decision costs the same whatever the number of machines and tasks."""
+    small = decision_us(machines // 10, tasks // 10)
+    wide, long = decision_us(machines, tasks // 10), decision_us(machines, tasks)
+    print(f"fleet: {small:.0f} us a decision with {machines // 10:,} machines and {tasks // 10:,} tasks")
+    return [
+        _say(f"fleet: {machines:,} machines, {tasks // 10:,} tasks", wide / small, FLAT_MAX, "x"),
+        _say(f"fleet: {machines:,} machines, {tasks:,} tasks", long / small, FLAT_MAX, "x"),
+    ]
+
+
 def _mean(values: list[float]) -> float:
     return sum(values) / len(values)
 
 
 def _say(what: str, value: float, goal: float, unit: str) -> bool:
     fine = value <= goal
-    print(f"{'pass' if fine else 'FAIL'}  {what}: {value:,.1f} {unit} (at most {goal:,.0f})")
+    print(f"{'pass' if fine else 'FAIL'}  {what}: {value:,.2f} {unit} (at most {goal:,.6g})")
     return fine
 
 
@@ -249,12 +264,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--queued", type=int, default=10_000)
     parser.add_argument("--models", type=int, default=8)
+    parser.add_argument("--machines", type=int, default=1_000)
+    parser.add_argument("--tasks", type=int, default=40_000)
     asked = parser.parse_args()
     fine = [core_alone(asked.models, asked.queued)]
     fine += [asyncio.run(measure(how, asked.models, asked.queued)) for how in ("busy", "loading")]
     fine.append(
         over_http(min(asked.queued, 8_000))
     )  # both ends of each connection count for the limit of files
+    fine += fleet(asked.machines, asked.tasks)
     return 0 if all(fine) else 1
 
 

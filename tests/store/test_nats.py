@@ -31,7 +31,6 @@ from watchbill.spool.jetstream.streams import CONSUMER
 from watchbill.spool.moving import move
 
 Say = Callable[[object], None]
-KILLS_S = float(os.environ.get("WATCHBILL_NATS_KILLS_S", "12"))
 LEASE_S = 1.0
 MOVED = int(os.environ.get("WATCHBILL_NATS_MOVED", "800"))
 
@@ -425,7 +424,10 @@ def test_events_that_are_too_large_for_the_broker_stay(server: Broker, tmp_path:
 # ------------------------------------------------------------------ a cluster under fire
 
 
-def test_a_cluster_that_loses_a_server_every_few_seconds_loses_no_event(tmp_path: Path, child: Any) -> None:
+@pytest.mark.parametrize("kills", [2, pytest.param(8, marks=pytest.mark.torture)])
+def test_a_cluster_that_loses_a_server_every_few_seconds_loses_no_event(
+    tmp_path: Path, child: Any, kills: int
+) -> None:
     """SPOOL-08: three servers, one killed at random again and again, under load: no acknowledged event is lost, none
     is poisoned, each is in the corpus once."""
     chance, acknowledged = random.Random(17), 0
@@ -460,18 +462,16 @@ def test_a_cluster_that_loses_a_server_every_few_seconds_loses_no_event(tmp_path
         drains = [child(drain(tmp_path / "corpus.jsonl")) for _ in range(2)]
         for each in producers + drains:
             each.first()
-        ends, kills = time.monotonic() + KILLS_S, 0
-        while time.monotonic() < ends:
+        names = {"first"}
+        for number in range(kills):
             victim = chance.choice(servers)
             victim.kill()
-            kills += 1
-            time.sleep(chance.uniform(0.5, 2.0))  # how long it is away is the experiment
+            time.sleep(chance.uniform(0.3, 1.5))  # how long it is away is the experiment
             victim.start()
-            time.sleep(chance.uniform(2.0, 4.0))
+            wait_until(lambda id=f"after-{number}": _accepted(first, id), 60)
+            names.add(f"after-{number}")
         said = [each.kill() for each in producers]
-        names = {name for words in said for word in words if isinstance(word, list) for name in word} | {
-            "first"
-        }
+        names |= {name for words in said for word in words if isinstance(word, list) for name in word}
         acknowledged = len(names)
 
         def rest() -> int:
@@ -486,7 +486,7 @@ def test_a_cluster_that_loses_a_server_every_few_seconds_loses_no_event(tmp_path
     found = Counter(ids(tmp_path / "corpus.jsonl"))
     missing = names - set(found)
     print(f"counts: kills={kills} acknowledged={acknowledged} missing={len(missing)} poison={poison}")
-    assert kills >= 3 and acknowledged > 100
+    assert acknowledged > 20 * kills
     assert not missing and poison == 0
     assert max(found.values()) == 1
 
