@@ -1,5 +1,6 @@
 """A spool on a mount that several hosts share: changes show up late, replies are lost, no lock reaches another host."""
 
+import contextlib
 import json
 import os
 import signal
@@ -79,7 +80,8 @@ class Hosts:
         found: dict[State, list[int]] = {state: [] for state in State}
         with Spool(self.served / "spool", durability="none") as spool:
             for entry in entries(spool):
-                found[entry.state].append(json.loads(entry.path.read_bytes())["id"])
+                with contextlib.suppress(FileNotFoundError):  # it moves meanwhile
+                    found[entry.state].append(json.loads(entry.path.read_bytes())["id"])
         return found
 
     def errors(self) -> str:
