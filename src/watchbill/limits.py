@@ -373,6 +373,8 @@ RETRY_AFTER_S_MAX = 60
 RETRY_PAUSE_MS = 200
 #: Background work that must yield continues to the end of its sentence, at most this many tokens further.
 RESUME_TOKENS_MAX = 64
+#: and no longer than this: then it stops where it is. An engine that is slow, or hangs, would keep people out.
+RESUME_WAIT_MS = 4_000
 #: A longer text is not kept to be continued; its safe boundary is its end.
 RESUME_TEXT_CHARS_MAX = 2**20
 #: Listeners to the journal: in all, of one key, and those of admin keys beyond the first figure.

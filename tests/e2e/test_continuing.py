@@ -94,6 +94,43 @@ def test_a_whole_background_answer_keeps_what_it_has(place: Place) -> None:
     assert daemon.model("slow")["evictions"] == 1
 
 
+def test_an_engine_that_hangs_in_a_background_answer_keeps_nobody_out(place: Place) -> None:
+    """RES-12, RES-20: no boundary comes any more; the answer stops where it is, makes room, and its lane's time limit
+    ends it like any other."""
+    hangs = 'text = "one two", tokens = 64, service = "500ms", load = "200ms", fail = "hang-late-in-stream"'
+    place.config.write_text(
+        LANES.replace('max_wait = "60s"', 'max_wait = "60s"\ntimeout = "8s"')
+        + scripted("slow", hangs, 'memory = "80MB"').replace('memory = "30MB"\n', "")
+        + scripted("quick", 'load = "200ms"', 'memory = "80MB"').replace('memory = "30MB"\n', "")
+    )
+    daemon = place.up()
+    answer = stream(daemon, "slow", 64)
+    answer.event()
+    assert daemon.chat("quick", lane="chat")[0] == 200
+    *_, last = answer.rest()
+    assert json.loads(last)["error"]["code"] == "run_timeout"
+    assert not place.events("stranded")
+    wait_until(lambda: not json.loads(daemon.ask("/wb/v1/requests")[2])["requests"])
+
+
+def test_a_person_is_served_at_the_next_sentence_of_a_background_answer_of_the_same_model(
+    place: Place,
+) -> None:
+    """RES-12, LANE-01: a model that answers one at a time; the background answer goes on afterwards, in one stream."""
+    place.config.write_text(two_models("8s"))
+    daemon = place.up()
+    answer = stream(daemon, "slow", 500)
+    first = json.loads(answer.event())
+    status, _, told = daemon.chat("slow", 3, lane="chat")
+    assert status == 200 and told["usage"]["completion_tokens"] == 3
+    assert daemon.model("slow")["in_flight"] == 1, (
+        "the background answer was over before the person was served"
+    )
+    *events, done = answer.rest()
+    assert done == "[DONE]"
+    assert words_of([first, *map(json.loads, events)]) == (TEXT.split() * 8)[:WORDS]
+
+
 def test_an_answer_that_cannot_be_continued_runs_to_its_end(place: Place) -> None:
     """RES-12: with stop words the next request would begin anew, so the safe boundary is the answer's end."""
     place.config.write_text(two_models("2s"))

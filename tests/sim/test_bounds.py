@@ -293,6 +293,11 @@ def test_a_forecast_knows_a_busy_model_that_is_only_on_its_way_in(
     assert 0.75 * kept <= caller.forecast_ms <= 1.25 * kept, (caller.forecast_ms, kept)
 
 
+def takes_ms(world: World, name: str, load_ms: int) -> None:
+    """From now on its loads take this long."""
+    world.engines[name].model = replace(world.engines[name].model, load_ms=load_ms)
+
+
 def hung_first_load(world_of: WorldOf, model: ModelOf, policy: str = "rate") -> tuple[World, Caller]:
     """A world after 10 s: one model is known and idle, the other's first load hangs, and its caller waits."""
     lanes = {
@@ -325,6 +330,67 @@ def test_a_first_load_that_hangs_makes_room_for_others_though_a_request_waits_fo
     assert (other.outcome, waits.outcome) == ("answered", "answered")
     assert other.started_at is not None and other.started_at < 60_000
     assert [alert.kind for alert in world.alerts] == ["slow-load"]
+    assert not world.judge.broken
+
+
+def test_a_load_that_hangs_again_and_again_keeps_no_higher_class_out(
+    world_of: WorldOf, model: ModelOf
+) -> None:
+    """LANE-01, RES-20: a person waits for a background model's load until it takes too long, each time; three such
+    loads are failures, and then the model is left alone."""
+    lanes = {
+        "chat": lane("chat", WorkClass.INTERACTIVE, 30_000),
+        "batch": lane("batch", WorkClass.BACKGROUND, 900_000),
+    }
+    models = (model("good", 0.1), model("hung", 0.1))
+    world = world_of(*models, capacity_gb=0.15, load_ms=None, lanes=lanes, known_service_ms=300)
+    takes_ms(world, "hung", 10**9)
+    world.arrive("good", 300, lane="chat")
+    world.run(10_000)
+    waits = world.arrive("hung", 300, lane="batch")
+    people: list[Caller] = []
+    for number in range(30):
+        world.run(12_000 + 5_000 * number)
+        people.append(world.arrive("good", 300, lane="chat"))
+    world.run(200_000)
+    assert {each.outcome for each in people} == {"answered"}
+    assert max(each.started_at - each.request.arrived_at for each in people if each.started_at) < 15_000
+    assert waits.outcome == "model_failed" and world.core.state.models["hung"].failures >= 3
+    assert not world.judge.broken
+
+
+@pytest.mark.parametrize("begun", [True, False])
+def test_a_person_does_not_wait_for_the_end_of_background_work_on_the_same_model(
+    world_of: WorldOf, model: ModelOf, begun: bool
+) -> None:
+    """LANE-01, RES-12: it makes way each time, whether its answer has begun or it made way before; all are answered."""
+    lanes = {
+        "chat": lane("chat", WorkClass.INTERACTIVE, 60_000),
+        "batch": lane("batch", WorkClass.BACKGROUND, 240_000, 240_000),
+    }
+    world = world_of(model("only"), load_ms=500, lanes=lanes, known_service_ms=40_000)
+    work = world.arrive("only", 40_000, lane="batch")
+    people: list[Caller] = []
+    for number in range(4):
+        world.run(3_000 + 8_000 * number + (2_000 if begun else 0))
+        people.append(world.arrive("only", 300, lane="chat"))
+    world.run(200_000)
+    for each in people:
+        assert each.outcome == "answered" and each.started_at is not None and each.forecast_ms is not None
+        assert each.started_at - each.request.arrived_at <= 2_000
+        assert each.forecast_ms <= 2_000
+    assert work.outcome == "answered"
+    assert not world.judge.broken
+
+
+def test_a_model_that_has_become_slow_to_load_is_loaded_in_the_end(world_of: WorldOf, model: ModelOf) -> None:
+    """RES-20: the limit of a load is three times the learned time; each load that was given up doubles it."""
+    lanes = {"chat": lane("chat", WorkClass.INTERACTIVE, 240_000)}
+    world = world_of(model("slow", 0.1), load_ms=2_000, lanes=lanes, known_service_ms=300)
+    takes_ms(world, "slow", 30_000)
+    caller = world.arrive("slow", 300, lane="chat")
+    world.run(200_000)
+    assert caller.outcome == "answered"
     assert not world.judge.broken
 
 

@@ -68,7 +68,7 @@ def yielding(state: State, target: Candidate, now: int) -> list[ModelState]:
     return [
         s
         for s in state.in_stage(Stage.LOADING)
-        if s not in target.members and s.yields(now) and (explicit or s.is_idle)
+        if s not in target.members and s.yields(now, target.top_class()) and (explicit or s.is_idle)
     ]
 
 

@@ -125,19 +125,20 @@ class Dispatch:
         return any(r.request.work_class >= WorkClass.BACKGROUND for r in model.running.values())
 
     def _make_way(self, model: ModelState, request: Request, now: int) -> None:
-        """Cuts background work that has not begun to answer, for an interactive request. It keeps its place."""
+        """Has background work make way for an interactive request: at once before its answer begins, then at a
+        boundary. It keeps its place."""
         if request.work_class is not WorkClass.INTERACTIVE or self.policy.in_order:
             return  # in strict order the older one would be granted and cut again without end
-        if model.lingering or any(running.cut == CutKind.REQUEUE for running in model.running.values()):
+        if model.lingering or any(running.cut is not None for running in model.running.values()):
             return  # a slot is about to become free
-        for running in model.running.values():
-            if (
-                running.request.work_class >= WorkClass.BACKGROUND
-                and not running.begun
-                and running.is_patient
-                and running.cut is None
-            ):
+        lower = [r for r in model.running.values() if r.request.work_class >= WorkClass.BACKGROUND]
+        for running in lower:
+            if not running.begun and running.is_patient:
                 self._state.cut(running, CutKind.REQUEUE, now)
+                return
+        for running in lower:
+            if running.begun:
+                self._state.cut(running, CutKind.BOUNDARY, now)
                 return
 
     def _next(self, model: ModelState, now: int) -> Request | None:

@@ -9,9 +9,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from watchbill.catalog import WorkClass
 from watchbill.core.cover import cover
 from watchbill.core.messages import Request
-from watchbill.core.model_state import AWAY, STAYING, Candidate, ModelState, Stage
+from watchbill.core.model_state import AWAY, BOUNDARY_MS, STAYING, Candidate, ModelState, Running, Stage
 from watchbill.core.resources import Needs
 from watchbill.core.state import State
 
@@ -86,25 +87,35 @@ def forecast_start(
     if serving.is_suspect and model.stage is Stage.READY:
         # It is asked whether it is well, and may have to be loaded anew.
         warm = Forecast(serving.recovery_ms(now), is_guess=True)
-    slot_ms = _until_slot(serving, before, running, request, now)
-    return Forecast(warm.ms + slot_ms, warm.is_guess or (slot_ms > 0 and serving.service.is_guess))
+    slot = _until_slot(serving, before, running, request, now)
+    return Forecast(warm.ms + slot.ms, warm.is_guess or slot.is_guess)
 
 
-def _until_slot(model: ModelState, ahead: int, running: int, request: Request, now: int) -> float:
-    """Until a slot is free for this request, by full rounds of the slots after the answers that run now.
-
-    What is over of a running answer counts: optimistic, because a long answer may take longer still.
-    """
+def _until_slot(model: ModelState, ahead: int, running: int, request: Request, now: int) -> Forecast:
+    """Until a slot is free for this request, by full rounds of the slots after the answers that run now."""
     slots = model.slots_for(request.work_class, now) or model.spec.concurrency
     rounds, place = divmod(ahead, slots)
     if not rounds and place < slots - running:
-        return 0.0
+        return NOW
     round_ms = model.service.ms * model.batch_factor(slots)
-    ages = [now - r.since for r in model.running.values()] if running else []
-    left = sorted(max(0.0, round_ms - age) for age in ages)
+    left = sorted(_left_ms(r, round_ms, request, now) for r in model.running.values()) if running else []
     left += [round_ms] * (running - len(left))  # cut runs that the engine still works on
     free = max(0, slots - running)
-    return rounds * round_ms + ([0.0] * free + left)[place]
+    slot_ms = rounds * round_ms + ([0.0] * free + left)[place]
+    is_late = any(now - r.since > round_ms for r in model.running.values())
+    return Forecast(slot_ms, is_late or (slot_ms > 0 and model.service.is_guess))
+
+
+def _left_ms(running: Running, usual_ms: float, request: Request, now: int) -> float:
+    """How much longer an answer runs: the rest of its usual time, then as long as it has been late.
+
+    Background work makes way for a person at its next boundary.
+    """
+    left = abs(usual_ms - (now - running.since))
+    makes_way = (
+        request.work_class is WorkClass.INTERACTIVE and running.request.work_class >= WorkClass.BACKGROUND
+    )
+    return min(left, BOUNDARY_MS) if makes_way else left
 
 
 @dataclass(frozen=True, slots=True)

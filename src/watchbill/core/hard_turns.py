@@ -95,8 +95,9 @@ def hard_turns(
     for each in sorted(dues, key=lambda each: (-each.due, each.model.name)):
         model, drain_ms = each.model, _drain_ms(each.model, drains)
         margin_ms = min(TURN_MARGIN * each.patience_ms, model.load.ms)
-        latest = each.due - (model.load.ms + drain_ms + model.service.ms + margin_ms)
-        turn_ms = (model.load.ms + drain_ms + max(model.quantum_ms, model.service.ms)) / beside(model)
+        answer_ms = _answer_ms(model)
+        latest = each.due - (model.load.ms + drain_ms + answer_ms + margin_ms)
+        turn_ms = (model.load.ms + drain_ms + max(model.quantum_ms, answer_ms)) / beside(model)
         shortest_ms = _shortest_turn(model) / beside(model)
         squeezed = min(latest + drain_ms, _first(next_squeezed, model) - shortest_ms)
         begins = latest
@@ -123,7 +124,12 @@ def hard_turns(
 
 def _shortest_turn(model: Candidate) -> float:
     """One load and one answer."""
-    return model.load.ms + model.service.ms
+    return model.load.ms + _answer_ms(model)
+
+
+def _answer_ms(model: Candidate) -> float:
+    """One answer. A guess counts as a load at most: nobody's turn is cut short for a long answer that nobody saw."""
+    return min(model.service.ms, model.load.ms) if model.service.is_guess else model.service.ms
 
 
 def _first(starts: Mapping[Resource, float], model: Candidate) -> float:

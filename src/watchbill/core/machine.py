@@ -269,7 +269,7 @@ class Machine:
         if stage is Stage.DRAINING and model.emergency:
             wakes.append(model.since + model.grace_ms)
         if stage is Stage.LOADING:
-            wakes.append(model.yields_at)
+            wakes += [model.yields_at, model.stuck_at]
         if stage is not Stage.ABSENT and (deadline := self._residency.deadline(model)) is not None:
             wakes.append(deadline)
 

@@ -30,6 +30,7 @@ from watchbill.core.resources import Resource
 
 __all__ = [
     "AWAY",
+    "BOUNDARY_MS",
     "CUT_LIMIT_MS",
     "HOLDING",
     "LEAVING",
@@ -73,13 +74,15 @@ NEVER = -(10**15)
 #: A load that takes longer than this no longer counts as occupying the bus.
 STUCK_FACTOR = 2
 STUCK_EXTRA_MS = 2_000
-#: A load that takes longer than that and than this is reported, and makes room for other models that wait. Each failure
-#: in a row doubles that time: a model that only starts slowly is loaded in the end.
+#: A load that takes longer than that and than this is reported, and makes room for other models that wait. After a
+#: failure it has twice that time, not more: the others have waited for it before.
 SLOW_LOAD_MS_MIN = 30_000
-SLOW_LOAD_DOUBLINGS_MAX = 4
+SLOW_LOAD_DOUBLINGS_MAX = 1
 #: Limits of a load: this many times the longest that was measured, and at least this. One that was never measured gets
 #: more.
 LOAD_LIMIT_FACTOR = 3
+#: A load that was given up because it took too long is followed by one that may take this many times longer.
+LOAD_LIMIT_GROWTH = 2
 LOAD_LIMIT_MS_MIN = 10_000
 LOAD_LIMIT_UNMEASURED_MS = 300_000
 #: The pause of a caller that sends its next request right after an answer.
@@ -735,9 +738,11 @@ class ModelState(Candidate):
             return max(round(LOAD_LIMIT_FACTOR * self.load.high_ms), LOAD_LIMIT_UNMEASURED_MS)
         # A model that so far came from the page cache may come from a cold disk next time. Where that was never
         # measured, its size sets the floor.
+        # One that was given up may have become slow: the next load has more time.
         longest = max(self.load.high_ms, self.cold_load_ms or 0)
         from_disk = self.load_from_disk_ms if self.cold_load_ms is None else 0
-        return round(max(LOAD_LIMIT_FACTOR * longest, from_disk, LOAD_LIMIT_MS_MIN))
+        after_last_ms = LOAD_LIMIT_GROWTH * self.given_up_ms
+        return round(max(LOAD_LIMIT_FACTOR * longest, from_disk, LOAD_LIMIT_MS_MIN, after_last_ms))
 
     def give_up(self, now: int) -> None:
         """Notes that its load is over without a result. One that failed early says nothing about the time."""
@@ -772,11 +777,20 @@ class ModelState(Candidate):
             return math.inf
         return self.since + (self.slow_at - self.since) * 2 ** min(self.failures, SLOW_LOAD_DOUBLINGS_MAX)
 
-    def yields(self, now: int) -> bool:
-        """Whether its load makes room for others: it seems to hang, for a long time or with no request waiting."""
+    def yields(self, now: int, work_class: WorkClass | None = None) -> bool:
+        """Whether its load makes room for others: it seems to hang, for a long time, with no request waiting for it, or
+        while only lower classes than this one do."""
         if self.stage is not Stage.LOADING or self.spec.permanent:
             return False
-        return now >= self.yields_at or (self.is_idle and self.is_stuck(now))
+        return now >= self.yields_at or (
+            self.is_stuck(now) and (self.is_idle or self.is_outranked(work_class))
+        )
+
+    def is_outranked(self, work_class: WorkClass | None) -> bool:
+        """Whether this class is higher than any that its load is for; with a time limit in the config none is."""
+        if work_class is None or self.spec.load_timeout_ms is not None:
+            return False
+        return work_class < min(self.plan_class, self.top_class())
 
     @property
     def linger_ms(self) -> float:

@@ -229,7 +229,7 @@ class Residency:
             self._note_evict(model, why, sum(model.sizes_asleep().values()), cause)
             self.halt(model, why, now, hard=False)
         elif model.stage is Stage.LOADING:
-            if target and now >= model.yields_at:
+            if target and (now >= model.yields_at or (model.is_stuck(now) and not model.is_idle)):
                 model.give_up(now)
                 self.fail(model, _given_up(model, target, now), hopeless=False, now=now)
             elif target:

@@ -40,6 +40,7 @@ from watchbill.gateway.stream import Out
 from watchbill.limits import (
     HEADERS_HELD_MS,
     KEEP_ALIVE_COMMENT_MS,
+    RESUME_WAIT_MS,
     UPSTREAM_ANSWER_BYTES_MAX,
 )
 from watchbill.runtime.ticket import Start, Ticket
@@ -242,14 +243,18 @@ class Relay(AbstractContextManager["Relay", None]):
         await out.flush()
 
     async def _more_or_again(self, out: Out) -> bytes:
-        """The next piece; after a break at another machine the first one of the answer's continuation."""
+        """The next piece. After a break at another machine, or of an answer that is on its way to a boundary, the first
+        one of the answer's continuation."""
         try:
             return await self.more()
         except EngineFailed as error:
             start, resume = self._start, self.resume
-            if start is None or resume is None or not self._is_repeatable(error) or not self._advances():
+            if start is None or resume is None:
                 raise
-            self._failed_attempt = start.attempt
+            if self.ticket.cut is not CutKind.BOUNDARY or not resume.can_go_on:
+                if not self._is_repeatable(error) or not self._advances():
+                    raise
+                self._failed_attempt = start.attempt
             let_go(error)
             return await self._yield_turn(out, resume)
 
@@ -445,9 +450,17 @@ class Relay(AbstractContextManager["Relay", None]):
         if self.ticket.cut is CutKind.BOUNDARY:
             if self.resume is not None:
                 self.resume.wind_up()
+                asyncio.get_running_loop().call_later(RESUME_WAIT_MS / 1000, self._stop_here, self._call)
             return  # it goes on to a boundary, at the latest the answer's end
         if self._call is not None:
             self._call.abort()
+
+    def _stop_here(self, call: Call | None) -> None:
+        """No boundary came: its engine is slow, or hangs. An answer that can be continued stops where it is."""
+        if call is None or call is not self._call or self.ticket.cut is not CutKind.BOUNDARY:
+            return
+        if self.resume is not None and (self.resume.can_go_on or not call.has_spoken):
+            call.abort()
 
     def _give_back(self, error: UpstreamFailed) -> None:
         """Returns the turn to the scheduler if the request may be repeated, else raises what went wrong."""

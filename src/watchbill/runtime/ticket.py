@@ -280,8 +280,8 @@ class Ticket:
             self._waiter.exception()  # a caller that left earlier must not leave a warning behind
 
     def cut_off(self, how: CutKind) -> None:
-        """Ends a running request; called by the driver."""
-        if self.cut is None and not self._ended:
+        """Ends a running request; called by the driver. One that goes on to a boundary can still be ended at once."""
+        if self.cut in (None, CutKind.BOUNDARY) and self.cut is not how and not self._ended:
             self.cut = how
             if self.on_cut is not None:
                 self.on_cut()
