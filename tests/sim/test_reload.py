@@ -117,7 +117,7 @@ def test_a_shared_model_that_is_removed_under_a_request_keeps_the_time_limit(
 def test_a_request_ends_though_its_lane_was_removed(world_of: WorldOf, model: ModelOf) -> None:
     """LANE-04: max_wait is a promise to the request, not to the lane."""
     world = world_of(model("A"), model("B"))
-    world.arrive("A", 400_000, lane="batch")
+    world.arrive("A", 400_000, lane="chat")
     world.run(4_000)
     waiting = world.arrive("A", 300, lane="chat")
     lanes = {"batch": world.catalog.lanes["batch"]}

@@ -74,10 +74,10 @@ NEVER = -(10**15)
 #: A load that takes longer than this no longer counts as occupying the bus.
 STUCK_FACTOR = 2
 STUCK_EXTRA_MS = 2_000
-#: A load that takes longer than that and than this is reported, and makes room for other models that wait. After a
-#: failure it has twice that time, not more: the others have waited for it before.
+#: A load that takes longer than that and than this is reported, and makes room for other models that wait. Each failure
+#: in a row doubles that time: a model that only starts slowly is loaded in the end. A higher class does not wait so long.
 SLOW_LOAD_MS_MIN = 30_000
-SLOW_LOAD_DOUBLINGS_MAX = 1
+SLOW_LOAD_DOUBLINGS_MAX = 4
 #: Limits of a load: this many times the longest that was measured, and at least this. One that was never measured gets
 #: more.
 LOAD_LIMIT_FACTOR = 3
