@@ -75,7 +75,7 @@ NEVER = -(10**15)
 STUCK_FACTOR = 2
 STUCK_EXTRA_MS = 2_000
 #: A load that takes longer than that and than this is reported, and makes room for other models that wait. Each failure
-#: in a row doubles that time: a model that only starts slowly is loaded in the end. A higher class does not wait so long.
+#: in a row doubles that time: a model that only starts slowly is loaded in the end. A higher class waits less.
 SLOW_LOAD_MS_MIN = 30_000
 SLOW_LOAD_DOUBLINGS_MAX = 4
 #: Limits of a load: this many times the longest that was measured, and at least this. One that was never measured gets
