@@ -298,6 +298,8 @@ CONNECTION_LOOK_MS = 500
 #: A client that reads nothing of its answer for this long is disconnected.
 READER_STALL_MS = 30_000
 REQUEST_LINE_BYTES_MAX = 8 * 2**10
+#: How many times over a path below /upstream may be escaped: each time it is looked at once more.
+ESCAPED_TIMES_MAX = 3
 REQUEST_HEADER_BYTES_MAX = 16 * 2**10
 REQUEST_HEADERS_MAX = 100
 #: A whole request head; one without an end is not collected further.

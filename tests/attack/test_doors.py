@@ -271,6 +271,21 @@ async def test_only_known_web_pages_may_call_on_every_route_and_method() -> None
         assert not opened.peer.asked and not opened.engine.attempts
 
 
+async def test_a_foreign_page_gets_only_what_is_open_without_a_key() -> None:
+    """R46: a browser sends no Origin for an image or a link; without keys it would load models for any page."""
+    async with open_gateway(server=Server()) as opened:
+        for method, pattern, access in matrix(opened):
+            got = await status(opened, method, address(pattern), Sec_Fetch_Site="cross-site")
+            assert (got == 403) == (access is not Access.OPEN), (method, pattern)
+        assert not opened.peer.asked and not opened.engine.attempts
+        sites = {"same-site": 403, "odd": 403, "none": 200, "same-origin": 200}
+        for site, expected in sites.items():
+            assert await status(opened, "GET", "/v1/models", Sec_Fetch_Site=site) == expected, site
+    async with open_gateway(server=SERVER) as opened:
+        named = {"Origin": "https://page.example", "Authorization": f"Bearer {KEY}"}
+        assert await status(opened, "GET", "/v1/models", Sec_Fetch_Site="cross-site", **named) == 200
+
+
 async def test_a_known_web_page_may_call_and_ask_before() -> None:
     """R46: preflight with an allow-list; our own pages need no entry."""
     origin = {"Origin": "https://page.example"}

@@ -3,7 +3,9 @@
 import json
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from shutil import copytree
 from threading import Thread
@@ -409,6 +411,53 @@ def test_without_an_admin_key_the_page_only_shows(chromium: Browser, tmp_path: P
         page.close()
     finally:
         place.close()
+
+
+@contextmanager
+def site(pages: dict[str, str]) -> Iterator[int]:
+    """A web server of somebody else, on every address of this machine that browsers take for another site."""
+
+    class Answering(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            body = pages.get(self.path, "").encode()
+            self.send_response(200)
+            self.send_header("Content-Type", "text/html")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Answering) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        yield server.server_port
+        server.shutdown()
+
+
+def test_foreign_pages_load_nothing_and_an_engines_page_runs_nothing(
+    chromium: Browser, tmp_path: Path
+) -> None:
+    """R46: images and links need no leave of ours, and an engine's page is on our own address."""
+    pages = {"/": "", "/engine": "<title>engine</title><body><script>document.title = 'owned'</script>"}
+    with site(pages) as port:
+        engine = f'[engines.theirs]\ndriver = "remote"\nurl = "http://127.0.0.1:{port}"\n'
+        place = Place(tmp_path, f'{scripted("quick")}\n{engine}[models.theirs]\nengine = "theirs"\n')
+        try:
+            daemon = place.up()
+            asked = [f"{daemon.url}/{path}" for path in ("props?model=quick", "upstream/quick/health")]
+            images = "".join(f"<img src={url} onerror=document.title+='x'>" for url in asked)
+            pages["/"] = f"<title>-</title>{images}<a href={daemon.url}/upstream/theirs/engine>engine</a>"
+            page = chromium.open(f"http://localhost:{port}/")
+            page.until("document.title === '-xx'")
+            assert daemon.status()["models"]["quick"]["loads"] == 0
+            page.value("document.querySelector('a').click()")
+            page.until_text("forbidden")
+            page.go(f"{daemon.url}/upstream/theirs/engine")
+            page.until("document.title === 'engine'")
+            page.close()
+        finally:
+            place.close()
 
 
 def test_a_page_comes_back_when_the_daemon_does(chromium: Browser, place: Place, daemon: Daemon) -> None:

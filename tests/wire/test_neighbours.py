@@ -8,7 +8,7 @@ import pytest
 
 from support.eventually import eventually
 from support.open_gateway import CATALOG, HELLO, open_gateway
-from support.peer import Asked
+from support.peer import Asked, stream_of
 from watchbill.catalog import ApiKey, Server
 
 CHAT = {"model": "a", "messages": [{"role": "user", "content": "hi"}]}
@@ -93,12 +93,10 @@ async def test_lm_studio_lists_models() -> None:
 
 
 async def test_llama_swap_says_what_runs_and_unloads_it() -> None:
-    """LANE-01: a page that only links to it unloads nothing."""
+    """LANE-01"""
     async with open_gateway(HELLO) as opened:
         await opened.ask("/v1/chat/completions", CHAT)
         assert (await opened.ask("/running")).json == {"running": [{"model": "a", "state": "ready"}]}
-        linked = {"Sec-Fetch-Site": "cross-site"}
-        assert (await opened.ask("/unload", headers=linked)).status == 403
         assert (await opened.ask("/unload")).body == b"OK"
         await eventually(lambda: opened.driver.model_status("a") == "absent")
         assert (await opened.ask("/running")).json == {"running": []}
@@ -120,6 +118,67 @@ async def test_an_engines_own_pages_are_below_upstream() -> None:
         assert (await opened.ask("/upstream/nope/x", headers=root)).status == 404
         assert (await opened.ask("/upstream/a/x", headers=me)).status == 403
         await opened.until_idle()
+
+
+@pytest.mark.parametrize("path", ["a/x%20y%2Fz?q=%20", "b%2Fwith:slash/x%20y%2Fz?q=%20"])
+async def test_escapes_below_upstream_stay_as_they_are(path: str) -> None:
+    """LANE-01: the engine gets the path that was sent."""
+    async with open_gateway(repeat) as opened:
+        assert (await opened.ask(f"/upstream/{path}")).json["path"] == "/x%20y%2Fz?q=%20"
+
+
+UPWARDS = [
+    "a/../x", "a/%2e%2e/%2E%2e/x", "a/.%2e", "a%2f..%2f..%2fx", "a/%252e%252e/x", "a/..%5cx", "a/x/..;v=1/y", "..",
+    "a/..%2fx", "a/" + "%25" + "25" * 2000,
+]  # fmt: skip
+
+
+async def test_a_path_below_upstream_stays_below_the_engines_address() -> None:
+    """R49: an engine's `url` may have a path; what is above it is not ours."""
+    async with open_gateway(repeat) as opened:
+        for path in UPWARDS:
+            answer = await opened.ask(f"/upstream/{path}")
+            assert (answer.status, answer.code) == (400, "invalid_request"), path
+        assert not opened.peer.asked
+        assert (await opened.ask("/upstream/a/..x/...")).json["path"] == "/..x/..."
+
+
+async def test_what_an_engine_made_is_shown_in_a_sandbox() -> None:
+    """R46: a script in an engine's page would act on our origin, with the rights of our own page."""
+    page = stream_of(b"<script>alert(1)</script>", content_type="text/html")
+    async with open_gateway(page) as opened:
+        for path, body in [
+            ("/upstream/a/", None),
+            ("/props?model=a", None),
+            *((path, CHAT) for path in PASSED),
+        ]:
+            headers = (await opened.ask(path, body)).headers
+            assert headers["content-type"].startswith("text/html"), path
+            assert headers["content-security-policy"] == "sandbox", path
+            assert headers["x-content-type-options"] == "nosniff", path
+
+
+async def test_no_model_is_loaded_again_for_what_its_engine_does_not_have() -> None:
+    """RES-02: a swap costs others their model; the answer is known. One in memory is asked anew."""
+    lacking = stream_of(b"{}", status=404, content_type="application/json")
+    async with open_gateway(lacking) as opened:
+
+        async def asked(path: str) -> int:
+            """How many requests reached the engine."""
+            before = len(opened.peer.asked)
+            assert (await opened.ask(path)).status == 501
+            return len(opened.peer.asked) - before
+
+        assert await asked("/props?model=a") == 1
+        assert await asked("/props?model=a") == 1
+        await opened.ask("/unload")
+        await eventually(lambda: opened.driver.model_status("a") == "absent")
+        assert await asked("/props?model=alias/of-a") == 0
+        assert opened.driver.model_status("a") == "absent"
+        assert await asked("/slots?model=a&slot=9") == 1  # another address
+        assert await asked("/props?model=a") == 1
+        opened.gateway.reconfigure(opened.gateway.server)
+        assert not opened.gateway.lacking
 
 
 # ------------------------------------------------------------------ origins

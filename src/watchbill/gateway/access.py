@@ -1,6 +1,8 @@
 """Who may come in: API keys, the Host header, and the Origin of web pages.
 
 Every browser names a Host; what comes without one, in HTTP/1.0, is a load balancer that looks whether we are well.
+A browser sends no Origin for an image, a script or a link, but says in `Sec-Fetch-Site` that another site's page asks:
+such a page gets only what is open without a key. Else any page could load models and read engines' addresses.
 Owns the three checks, made for every route and method before anything of the request is used. Denied by default:
 only routes that say so are open without a key. Keys are compared over digests, all of them, in constant time.
 """
@@ -25,6 +27,8 @@ _HEADER_NAMES = re.compile(r"[A-Za-z0-9_, -]{1,1024}", re.ASCII)
 _FOR_PEERS = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/embeddings"})
 #: How OpenAI's clients in browsers show a key for a websocket.
 BROWSER_KEY = "openai-insecure-api-key."
+#: `Sec-Fetch-Site` of what no foreign page asks: a program, our own page, a person who typed the address.
+_NOT_FOREIGN = (None, "same-origin", "none")
 _METHODS = "GET, POST, DELETE, OPTIONS"
 _HEADERS = "Authorization, Content-Type"
 
@@ -77,6 +81,8 @@ class Guard:
         cors: dict[str, str] = {}
         if "origin" in headers:
             cors = self._check_origin(headers["origin"], host, access)
+        elif access is not Access.OPEN and headers.get("sec-fetch-site") not in _NOT_FOREIGN:
+            raise Forbidden("a page or link of another address may not ask this; type the address instead")
         if not self._keys and access is not Access.PEER:
             return Pass(None, cors) if cors else _PLAIN
         return Pass(self._check_key(request, access), cors)

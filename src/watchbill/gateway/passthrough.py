@@ -1,7 +1,11 @@
 """Addresses that are passed on as they are, for engines that have them: reranking, speech, images, llama.cpp's own.
 
 Access, turn and relay are those of every request; the answer's bytes and kind are the engine's own, streamed or not.
-Nothing is put together or translated, so there is no fallback text either. An engine without the address: 501.
+Nothing is put together or translated, so there is no fallback text either. An engine without the address: 501. For
+an address that is only read, that is remembered: no model is loaded to be told so again.
+
+A browser that shows such an answer does so in a sandbox, without scripts: it comes from our address, and a script of an
+engine's page could else do there whatever our own page can.
 """
 
 from collections.abc import Callable
@@ -26,6 +30,8 @@ if TYPE_CHECKING:
 __all__ = ["PassedOut", "PassthroughApi", "PlainCalls"]
 
 _EVENTS = "text/event-stream"
+#: What a browser must not do with what an engine made.
+_SHOWN_ONLY = {"Content-Security-Policy": "sandbox", "X-Content-Type-Options": "nosniff"}
 
 
 class PassthroughApi:
@@ -60,13 +66,29 @@ class PassthroughApi:
             submission = self._gateway.caller_options.submission(context, fields, catalog)
             rest = urlencode({name: value for name, value in query.items() if name != "model"})
             target = f"{path}?{rest}" if rest else path
+            self._check_lacking(submission, target)
 
             def send(start: Start) -> Outgoing:
                 return Outgoing(start.endpoint, "GET", target, b"")
 
-            return await self._pass(context, submission, send, _lacks(context, path), events=False)
+            def lacks() -> bool:
+                # With a query it may be a value of it that the engine does not have.
+                self._gateway.lacking.update(() if rest else ((context.model, path),))
+                return _lacks(context, path)()
+
+            return await self._pass(context, submission, send, lacks, events=False)
 
         return pass_on
+
+    def _check_lacking(self, submission: Submission, target: str) -> None:
+        """Raises NotOffered where a model would be loaded to say what it said before. One in memory is asked again."""
+        driver, lacking = self._gateway.driver, self._gateway.lacking
+        model = driver.catalog.find_model(submission.model)
+        if model is None or (model.name, target) not in lacking:
+            return
+        if driver.resident(model.name) is None:
+            raise _not_offered(model.name, target)
+        lacking.discard((model.name, target))
 
     def form_at(self, path: str) -> "Handler":
         """The handler of one address whose body is a form with a file."""
@@ -111,6 +133,9 @@ class PassedOut(StreamOut):
     def __init__(self, context: RequestContext, *, events: bool) -> None:
         super().__init__(context)
         self._events = events
+
+    def headers(self) -> dict[str, str]:
+        return super().headers() | _SHOWN_ONLY
 
     async def comment(self, text: str) -> None:
         if self._events:
@@ -163,6 +188,10 @@ def _lacks(context: RequestContext, path: str) -> Callable[[], bool]:
     """Says clearly that an engine does not have an address, or not for this model."""
 
     def lacks() -> bool:
-        raise NotOffered(f"the engine of {context.model} does not offer {path}, or not for this model")
+        raise _not_offered(context.model, path)
 
     return lacks
+
+
+def _not_offered(model: str, path: str) -> NotOffered:
+    return NotOffered(f"the engine of {model} does not offer {path}, or not for this model")

@@ -82,12 +82,15 @@ class Services:
         self.closing = self.frame.closing
         self.relays: set[Relay] = set()  # of the requests that were submitted and are not over
         self.not_continued: set[str] = set()  # models whose chat template refuses to continue an answer
+        #: Models, and an address that is only read and their engine said it does not have.
+        self.lacking: set[tuple[str, str]] = set()
         self.reconfigure(server)
 
     def reconfigure(self, server: Server) -> None:
         """Takes new keys, hosts, origins and limits; the address needs a restart."""
         self.server = server
         self.guard = self.frame.guard = Guard(server)
+        self.lacking.clear()
         self.bodies.reconfigure(server)
 
     # ------------------------------------------------------------------ refusals

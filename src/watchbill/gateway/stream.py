@@ -33,14 +33,17 @@ class Out(ABC):
     async def open(self) -> Stream:
         """Sends the headers, unless they were sent."""
         if self._response is None:
-            headers = {
-                "Content-Type": self.content_type,
-                "Cache-Control": "no-cache",
-                "X-Accel-Buffering": "no",
-            }
-            self._response = Stream(self.context.request, headers, lines=self.lines())
+            self._response = Stream(self.context.request, self.headers(), lines=self.lines())
             await self._response.open()
         return self._response
+
+    def headers(self) -> dict[str, str]:
+        """The headers that say what the answer is."""
+        return {
+            "Content-Type": self.content_type,
+            "Cache-Control": "no-cache",
+            "X-Accel-Buffering": "no",
+        }
 
     def lines(self) -> str:
         """The headers that say how the request was served."""

@@ -1,18 +1,22 @@
 """llama-swap's own addresses: what runs, unloading all of it, and an engine's own pages below /upstream/NAME/.
 
 A request below /upstream goes to the model's engine as it came, in its turn like every other one: its method, path,
-query, body and kind are kept. It reaches whatever the engine serves, so it needs admin rights.
+query, body and kind are kept. It reaches whatever the engine serves, so it needs admin rights. It stays below the path
+of the engine's own address: a path with `..` in it, however it is written, is refused.
 """
 
+import re
 from typing import TYPE_CHECKING
+from urllib.parse import unquote
 
 from watchbill.core.model_state import ModelStatus
 from watchbill.engines.upstream import Outgoing
-from watchbill.errors import Forbidden, NotOffered, RequestError
+from watchbill.errors import NotOffered, RequestError
 from watchbill.gateway.answers import json_response
 from watchbill.gateway.http.messages import Answer, Response
 from watchbill.gateway.passthrough import PassedOut, PlainCalls
 from watchbill.gateway.request_context import RequestContext
+from watchbill.limits import ESCAPED_TIMES_MAX
 from watchbill.runtime.ticket import Start
 
 if TYPE_CHECKING:
@@ -29,7 +33,9 @@ _STATES = {
     ModelStatus.DRAINING: "stopping",
     ModelStatus.STOPPING: "stopping",
 }
-_FROM_OWN = (None, "same-origin", "none")
+_PREFIX = "/upstream/"
+#: A step upwards, as servers understand it: some take a backslash for a slash, or leave out what follows a semicolon.
+_UPWARDS = re.compile(r"(?:^|[/\\])\.\.(?:$|[/\\;])")
 
 
 class LlamaSwapApi:
@@ -48,10 +54,6 @@ class LlamaSwapApi:
 
     async def unload(self, context: RequestContext) -> Response:
         """GET or POST /unload: every model that may leave, leaves."""
-        if context.request.headers.get("sec-fetch-site") not in _FROM_OWN:
-            raise Forbidden(
-                "a web page may not unload models"
-            )  # a link or an image needs no permission of ours
         gateway = self._gateway
         for name, model in gateway.driver.catalog.offered.items():
             if gateway.driver.resident(name) is not None:
@@ -61,10 +63,11 @@ class LlamaSwapApi:
     async def upstream(self, context: RequestContext) -> Answer:
         """Any method at /upstream/NAME/...: the engine's own address."""
         gateway, request = self._gateway, context.request
-        name, path = self._split(request.match["tail"])
+        asked, _, query = request.target.partition("?")
+        _check_below(asked)
+        name, path = self._split(asked.removeprefix(_PREFIX))
         body = bytes(await gateway.bodies.read(context))
         kind = request.headers.get("content-type")
-        query = request.target.partition("?")[2]
         target = f"{path}?{query}" if query else path
         if not target.isascii() or any(letter <= " " for letter in target):
             raise RequestError(
@@ -84,11 +87,23 @@ class LlamaSwapApi:
         return await self._calls.stream(context, submission, send, out, unknown=lacks)
 
     def _split(self, tail: str) -> tuple[str, str]:
-        """The model, whose name may have slashes, and the path behind it."""
+        """The model, whose name may have slashes, and the path behind it, as it was sent."""
         parts = tail.split("/")
         catalog = self._gateway.driver.catalog
         for count in range(len(parts), 0, -1):
-            name = "/".join(parts[:count])
+            name = unquote("/".join(parts[:count]))
             if catalog.find_model(name) is not None:
                 return name, "/" + "/".join(parts[count:])
-        return parts[0], "/" + "/".join(parts[1:])  # the scheduler says that it is unknown
+        return unquote(parts[0]), "/" + "/".join(parts[1:])  # the scheduler says that it is unknown
+
+
+def _check_below(path: str) -> None:
+    """Raises RequestError for a path that leads upwards, however often its escapes are written out on its way."""
+    for _ in range(ESCAPED_TIMES_MAX + 1):
+        if _UPWARDS.search(path):
+            raise RequestError("a path below /upstream must not contain `..`")
+        plain = unquote(path)
+        if plain == path:
+            return
+        path = plain
+    raise RequestError(f"a path below /upstream may be escaped at most {ESCAPED_TIMES_MAX} times over")
