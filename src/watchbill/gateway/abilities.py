@@ -15,6 +15,7 @@ from watchbill.errors import RequestError
 from watchbill.gateway.dialects.ollama.request import as_options
 from watchbill.gateway.forced_calls import ForcedCall, is_forced, with_calls_in_words
 from watchbill.gateway.modelfiles import Facts, ModelFiles
+from watchbill.gateway.typed import is_word
 from watchbill.gguf import Header
 from watchbill.runtime.driver import Driver
 from watchbill.runtime.library import Entry, Library
@@ -189,7 +190,7 @@ def _has(messages: object, kinds: frozenset[str]) -> bool:
     for item in cast("list[object]", messages):
         if isinstance(item, dict):
             fields = cast("Fields", item)
-            if fields.get("type") in kinds or (
+            if is_word(fields.get("type"), kinds) or (
                 kinds is _IMAGES and fields.get("images")
             ):  # Ollama: beside the text
                 return True

@@ -139,10 +139,11 @@ def _chosen(chat: Fields) -> list[Fields]:
     for tool in _objects(chat.get("tools")):
         function = tool.get("function")
         fields = cast("Fields", function) if isinstance(function, dict) else {}
-        if not isinstance(fields.get("name"), str):
+        name = fields.get("name")
+        if not isinstance(name, str) or not name:
             raise RequestError("a tool must be a function with a name")
         offered.append(
-            {name: fields[name] for name in ("name", "description", "parameters") if fields.get(name)}
+            {each: fields[each] for each in ("name", "description", "parameters") if fields.get(each)}
         )
     choice = chat.get("tool_choice")
     if isinstance(choice, dict):

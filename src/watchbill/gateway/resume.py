@@ -18,6 +18,7 @@ from watchbill.engines.connection import Outgoing
 from watchbill.engines.sse import DONE, EventReader, EventTooLarge, WholeEvents
 from watchbill.errors import EngineFailed
 from watchbill.gateway.body import encode
+from watchbill.gateway.typed import is_count
 from watchbill.gateway.wire import NO_STREAM, decode_fields
 from watchbill.limits import RESUME_TEXT_CHARS_MAX, RESUME_TOKENS_MAX
 
@@ -251,6 +252,6 @@ def _has_text(body: Fields) -> bool:
 def _both(usage: Fields, earlier: int) -> Fields:
     """The usage of a last part, with what the engine was given as prompt and had written itself put right."""
     prompt, completion = usage.get("prompt_tokens"), usage.get("completion_tokens")
-    if not isinstance(prompt, int) or not isinstance(completion, int):
+    if not is_count(prompt) or not is_count(completion):
         return usage
     return {**usage, "prompt_tokens": max(0, prompt - earlier), "completion_tokens": completion + earlier}

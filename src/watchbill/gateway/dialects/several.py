@@ -13,6 +13,7 @@ from watchbill.gateway.answers import engine_error
 from watchbill.gateway.dialects.completion_out import CompletionOut
 from watchbill.gateway.http.messages import Stream
 from watchbill.gateway.request_context import RequestContext
+from watchbill.gateway.typed import count_of, is_count
 from watchbill.gateway.wire import NO_STREAM, decode_fields, event
 from watchbill.limits import COMPLETION_RUNS_MAX
 
@@ -55,14 +56,25 @@ def _count(body: Fields) -> int:
 
 
 def _prompts(prompt: object) -> list[object]:
-    """The prompts of a request. A list of numbers, or of numbers and texts, is one prompt of tokens."""
+    """The prompts of a request. A list of numbers, or of numbers and texts, is one prompt of tokens.
+
+    Raises RequestError for a list that is no prompt: engines fail at it, which looks like a fault of theirs."""
     if not isinstance(prompt, list):
         return [None]
     listed = cast("list[object]", prompt)
-    is_several = all(isinstance(each, str) for each in listed) or all(
-        isinstance(each, list) for each in listed
-    )
-    return listed if is_several and len(listed) > 1 else [None]
+    inner = [cast("list[object]", each) for each in listed if isinstance(each, list)]
+    if not all(map(_is_prompt, inner)) or not (inner or _is_prompt(listed)):
+        raise RequestError("prompt must be a text, a list of tokens, or a list of these; none may be empty")
+    if len(inner) + sum(isinstance(each, str) for each in listed) == len(listed) > 1:
+        return listed
+    if inner and len(listed) > 1:
+        raise RequestError("a list of prompts has texts and lists of tokens, and no single tokens")
+    return [None]
+
+
+def _is_prompt(parts: list[object]) -> bool:
+    """Whether these are tokens and texts; some engines take objects, with images."""
+    return bool(parts) and all(is_count(part) or isinstance(part, str | dict) for part in parts)
 
 
 def merged(answers: list[tuple[Run, Fields]]) -> Fields:
@@ -80,11 +92,7 @@ def merged(answers: list[tuple[Run, Fields]]) -> Fields:
 def _numbered(answer: Fields, run: Run) -> list[Fields]:
     found = answer.get("choices")
     listed = cast("list[Fields]", found) if isinstance(found, list) else []
-    return [{**choice, "index": run.first_index + _whole(choice.get("index"))} for choice in listed]
-
-
-def _whole(value: object) -> int:
-    return value if isinstance(value, int) else 0
+    return [{**choice, "index": run.first_index + count_of(choice.get("index"))} for choice in listed]
 
 
 def _added(usage: Fields, told: object, run: Run) -> Fields:
@@ -96,7 +104,9 @@ def _added(usage: Fields, told: object, run: Run) -> Fields:
         fields = {name: value for name, value in fields.items() if not name.startswith("prompt_")}
     summed = {**usage, **{name: _sum(usage.get(name), value) for name, value in fields.items()}}
     if "total_tokens" in summed:
-        summed["total_tokens"] = _whole(summed.get("prompt_tokens")) + _whole(summed.get("completion_tokens"))
+        summed["total_tokens"] = count_of(summed.get("prompt_tokens")) + count_of(
+            summed.get("completion_tokens")
+        )
     return summed
 
 
@@ -104,7 +114,7 @@ def _sum(before: object, value: object) -> object:
     if isinstance(value, dict):
         inner = cast("Fields", before) if isinstance(before, dict) else {}
         return {name: _sum(inner.get(name), each) for name, each in cast("Fields", value).items()}
-    return _whole(before) + value if isinstance(value, int) and not isinstance(value, bool) else value
+    return count_of(before) + count_of(value) if isinstance(value, int) else value
 
 
 class SeveralOut(CompletionOut):

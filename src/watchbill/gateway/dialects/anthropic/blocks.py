@@ -13,6 +13,7 @@ from watchbill.errors import RequestError, TooLarge
 from watchbill.gateway.body import encode
 from watchbill.gateway.dialects.thoughts import reveal
 from watchbill.gateway.lifting import Lifted
+from watchbill.gateway.typed import is_word
 from watchbill.limits import READ_BLOCKS_BYTES_MAX
 from watchbill.quoting import quoted
 
@@ -29,7 +30,7 @@ def as_messages(system: object, messages: object) -> list[Fields]:
     asked = _system(system)
     for message in _list(messages, "messages"):
         role, content = message.get("role"), message.get("content")
-        if role not in _ROLES:
+        if not is_word(role, _ROLES):
             raise RequestError("a message's role must be user, assistant or system")
         said: Fields = {"type": "text", "text": content}
         blocks = [said] if isinstance(content, str) else _list(content, "content")

@@ -24,6 +24,7 @@ from watchbill.gateway.model_calls import Fields, ModelCalls, Sender
 from watchbill.gateway.options import check_ranges
 from watchbill.gateway.request_context import RequestContext
 from watchbill.gateway.stream import StreamOut
+from watchbill.gateway.typed import is_count
 from watchbill.gateway.wire import event
 from watchbill.runtime.ticket import Start
 
@@ -61,7 +62,7 @@ class AnthropicApi:
         counted = await self._calls.count(context, submission, sender)
         tokens = None if counted is None else counted.get("input_tokens")
         told: Fields = {"input_tokens": tokens}
-        if not isinstance(tokens, int):
+        if not is_count(tokens):
             told = {"input_tokens": _estimate(context, chat), "watchbill": {"estimated": True}}
         return json_response(told, lines(context))
 

@@ -15,6 +15,7 @@ from watchbill.gateway.dialects.anthropic.tools import offered
 from watchbill.gateway.dialects.anthropic.treatment import FIELDS
 from watchbill.gateway.dialects.thoughts import EFFORTS, thinking_fields
 from watchbill.gateway.dialects.treatment import Treatment
+from watchbill.gateway.typed import is_word
 from watchbill.limits import STOP_SEQUENCE_CHARS_MAX, STOP_SEQUENCES_MAX
 from watchbill.quoting import cut
 
@@ -156,9 +157,9 @@ def _thinking(given: Fields, chat: Fields) -> Fields:
     """Whether and how much the model thinks, in the words that chat templates know."""
     kind = _object(given, "thinking").get("type")
     effort = _object(given, "output_config").get("effort")
-    if kind is not None and (not isinstance(kind, str) or kind not in _THINKS):
+    if kind is not None and not is_word(kind, _THINKS):
         raise RequestError(f"thinking.type must be one of {', '.join(_THINKS)}")
-    if effort is not None and (not isinstance(effort, str) or effort not in EFFORTS):
+    if effort is not None and not is_word(effort, EFFORTS):
         raise RequestError(f"output_config.effort must be one of {', '.join(EFFORTS)}")
     budget = _object(given, "thinking").get("budget_tokens")
     if budget is not None and (not isinstance(budget, int) or isinstance(budget, bool) or budget < 1):

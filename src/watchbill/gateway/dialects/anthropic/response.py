@@ -20,6 +20,7 @@ from watchbill.gateway.fallback import Fallback
 from watchbill.gateway.growing import Kept, growing_text, whole_texts
 from watchbill.gateway.model_calls import Whole
 from watchbill.gateway.toolcalls import ToolCall, ToolCalls
+from watchbill.gateway.typed import count_of, is_count
 from watchbill.gateway.wire import Chunk, ChunkReader, decode_fields, event, read_chunk
 
 __all__ = ["PING", "Collecting", "Making"]
@@ -206,7 +207,9 @@ class Making:
         if self._usage is not None:
             return usage_of(self._usage)
         if self._timings is not None:
-            told = {name: _count(self._timings.get(name)) for name in ("prompt_n", "cache_n", "predicted_n")}
+            told = {
+                name: count_of(self._timings.get(name)) for name in ("prompt_n", "cache_n", "predicted_n")
+            }
             return _usage(told["prompt_n"], told["predicted_n"], told["cache_n"])
         return _usage(self._foretold(), self._pieces) if self.is_over else _usage()
 
@@ -317,13 +320,11 @@ def _message(id: str, model: str, content: list[Fields], usage: Fields) -> Field
 
 def usage_of(usage: Fields) -> Fields:
     """Token counts in Anthropic's words, where a part of the prompt that was read from a cache counts apart."""
-    cached = _count(_object(usage.get("prompt_tokens_details")).get("cached_tokens"))
+    cached = count_of(_object(usage.get("prompt_tokens_details")).get("cached_tokens"))
     thought = _object(usage.get("completion_tokens_details")).get("reasoning_tokens")
-    prompt = max(0, _count(usage.get("prompt_tokens")) - cached)
-    told = _usage(prompt, _count(usage.get("completion_tokens")), cached)
-    return (
-        {**told, "output_tokens_details": {"thinking_tokens": thought}} if isinstance(thought, int) else told
-    )
+    prompt = max(0, count_of(usage.get("prompt_tokens")) - cached)
+    told = _usage(prompt, count_of(usage.get("completion_tokens")), cached)
+    return {**told, "output_tokens_details": {"thinking_tokens": thought}} if is_count(thought) else told
 
 
 def _usage(prompt: int = 0, answer: int = 0, cached: int = 0) -> Fields:
@@ -333,10 +334,6 @@ def _usage(prompt: int = 0, answer: int = 0, cached: int = 0) -> Fields:
         "cache_creation_input_tokens": 0,
         "cache_read_input_tokens": cached,
     }
-
-
-def _count(value: object) -> int:
-    return value if isinstance(value, int) else 0
 
 
 def _object(value: object) -> Fields:

@@ -11,6 +11,7 @@ from typing import cast
 from watchbill.errors import RequestError
 from watchbill.gateway.body import encode
 from watchbill.gateway.dialects.anthropic.treatment import TOOLS
+from watchbill.gateway.typed import is_word
 from watchbill.quoting import quoted
 
 __all__ = ["offered"]
@@ -45,7 +46,7 @@ def _function(tool: Fields) -> Fields:
     make = _KNOWN.get(str(kind))
     name = tool.get("name")
     if make is None:
-        why = "it runs at Anthropic" if kind in TOOLS else "its arguments are not known here"
+        why = "it runs at Anthropic" if is_word(kind, TOOLS) else "its arguments are not known here"
         if str(kind).startswith(("browser_toolset_", "computer_toolset_")):
             why = "toolsets are known to Anthropic's models only; offer its single tools"
         raise RequestError(f"a tool of type {quoted(kind)} cannot be used: {why}")
@@ -89,12 +90,12 @@ def _choice(choice: object, names: list[object]) -> Fields:
     kind = fields.get("type")
     asked: Fields = {}
     if kind == "tool":
-        if fields.get("name") not in names:
+        if not is_word(fields.get("name"), names):
             raise RequestError(
                 f"tool_choice names {quoted(fields.get('name'))}, which is not among the tools"
             )
         asked["tool_choice"] = {"type": "function", "function": {"name": fields["name"]}}
-    elif isinstance(kind, str) and kind in _CHOICES:
+    elif is_word(kind, _CHOICES):
         if kind == "any" and not names:
             raise RequestError("tool_choice is any, and there are no tools")
         if names:

@@ -14,6 +14,7 @@ from watchbill.gateway.dialects.batches.pages import page_of, read_limit
 from watchbill.gateway.http.messages import Response
 from watchbill.gateway.options import read_metadata
 from watchbill.gateway.request_context import RequestContext
+from watchbill.gateway.typed import is_word
 from watchbill.limits import BATCH_WINDOW_MS_MIN, FILE_KEPT_MS_MIN, LIST_ITEMS_MAX
 from watchbill.units import parse_millis, spell_millis
 
@@ -48,7 +49,7 @@ class BatchesApi:
         batches = require_batches(self._batches)
         body = await self._gateway.bodies.read_plain(context)
         endpoint, file = body.get("endpoint"), body.get("input_file_id")
-        if endpoint not in ENDPOINTS:
+        if not is_word(endpoint, ENDPOINTS):
             raise RequestError(f"endpoint must be one of {', '.join(ENDPOINTS)}")
         if not isinstance(file, str):
             raise RequestError("input_file_id must be the id of a file; POST /v1/files makes one")

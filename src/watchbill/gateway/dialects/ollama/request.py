@@ -14,6 +14,7 @@ from watchbill.errors import RequestError
 from watchbill.gateway.body import encode
 from watchbill.gateway.dialects.ollama.context import read_context
 from watchbill.gateway.options import Range, check_ranges
+from watchbill.gateway.typed import is_word
 from watchbill.limits import CONTEXT_TOKENS_MAX, SMALL_BODY_BYTES_MAX, THREADS_MAX
 from watchbill.runtime.library import Entry
 
@@ -72,7 +73,7 @@ def check(body: Fields, *, is_native: bool) -> None:
         if not isinstance(body.get(name), (kind, type(None))):
             raise RequestError(f"{name} must be {words}")
     think = body.get("think")
-    if think is not None and not isinstance(think, bool) and think not in _THINK:
+    if think is not None and not isinstance(think, bool) and not is_word(think, _THINK):
         raise RequestError("think must be true, false, low, medium or high")
     if not _is_span(body.get("keep_alive")):
         raise RequestError('keep_alive must be a number of seconds, or a duration such as "5m"')

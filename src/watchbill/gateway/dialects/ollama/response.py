@@ -21,6 +21,7 @@ from watchbill.gateway.fallback import Fallback
 from watchbill.gateway.growing import Kept
 from watchbill.gateway.http.messages import Response
 from watchbill.gateway.toolcalls import ToolCalls
+from watchbill.gateway.typed import count_of
 from watchbill.gateway.wire import NO_STREAM, Chunk, ChunkReader, LineReader, decode_fields, line, read_chunk
 from watchbill.limits import CONTEXT_TEXT_BYTES_MAX
 
@@ -96,9 +97,9 @@ class Telling:
         return {
             "total_duration": now - self.began_ns,
             "load_duration": self.load_ms * _NS_PER_MS,
-            "prompt_eval_count": _int(used.get("prompt_tokens"), timed.get("prompt_n")),
+            "prompt_eval_count": count_of(used.get("prompt_tokens"), timed.get("prompt_n")),
             "prompt_eval_duration": _ns(timed.get("prompt_ms"), first - sent),
-            "eval_count": _int(timed.get("predicted_n"), used.get("completion_tokens")),
+            "eval_count": count_of(timed.get("predicted_n"), used.get("completion_tokens")),
             "eval_duration": _ns(timed.get("predicted_ms"), now - first),
         }
 
@@ -309,10 +310,6 @@ class InfillCollector:
             raise EngineFailed("the engine's stream ended before its answer did")
         choice = {"index": 0, "text": "".join(self._words), "finish_reason": self._last.finish_reason}
         return {"choices": [choice], "usage": self._last.usage, "timings": self._last.timings}
-
-
-def _int(*values: object) -> int:
-    return next((value for value in values if isinstance(value, int) and value >= 0), 0)
 
 
 def _ns(told_ms: object, measured_ns: int) -> int:

@@ -36,6 +36,7 @@ from watchbill.gateway.options import check_ranges
 from watchbill.gateway.request_context import RequestContext
 from watchbill.gateway.resume import Begun
 from watchbill.gateway.stream import StreamOut
+from watchbill.gateway.typed import is_count
 from watchbill.gateway.unsent import key_of, unsent
 from watchbill.gateway.wire import event
 from watchbill.limits import (
@@ -129,7 +130,7 @@ class ResponsesApi:
         counted = await self._calls.count(context, submission, sender)
         tokens = None if counted is None else counted.get("input_tokens")
         told: Fields = {"object": "response.input_tokens", "input_tokens": tokens}
-        if not isinstance(tokens, int):
+        if not is_count(tokens):
             lifted = context.lifted.size if context.lifted else 0
             told |= {"input_tokens": request.estimate_tokens(chat, lifted), "watchbill": {"estimated": True}}
         return json_response(told, context.lines())

@@ -11,6 +11,7 @@ from typing import cast
 from watchbill.errors import RequestError
 from watchbill.gateway.body import encode
 from watchbill.gateway.dialects.thoughts import reveal
+from watchbill.gateway.typed import is_word
 from watchbill.quoting import quoted
 
 __all__ = ["as_messages", "input_items", "token_of"]
@@ -146,7 +147,7 @@ def _part(part: Fields) -> Fields:
             raise RequestError(
                 "input_file cannot be used: files are not read here; send their text as input_text"
             )
-        case kind if kind in _TEXTS:
+        case kind if is_word(kind, _TEXTS):
             return {"type": "text", "text": _text(part, "text")}
         case kind:
             raise RequestError(f"a part of type {quoted(kind)} cannot be passed on to a model here")

@@ -17,6 +17,7 @@ from watchbill.gateway.dialects.responses.treatment import FIELDS, INCLUDES
 from watchbill.gateway.dialects.thoughts import EFFORTS, thinking_fields
 from watchbill.gateway.dialects.treatment import Treatment
 from watchbill.gateway.options import read_metadata
+from watchbill.gateway.typed import is_word
 from watchbill.limits import CONTEXT_TOKENS_MAX
 from watchbill.quoting import quoted
 
@@ -158,7 +159,7 @@ def _included(include: object) -> frozenset[str]:
         return frozenset()
     values = cast("list[object]", include) if isinstance(include, list) else [include]
     for value in values:
-        if not isinstance(value, str) or value not in INCLUDES:
+        if not is_word(value, INCLUDES):
             raise RequestError(f"include may hold {', '.join(INCLUDES)}")
     return frozenset(cast("list[str]", values))
 
@@ -236,8 +237,11 @@ def _subset(tools: list[Fields], choice: Fields) -> list[Fields]:
     if choice.get("mode") not in ("auto", "required") or not isinstance(named, list):
         raise RequestError("allowed_tools must have a mode, auto or required, and a list of tools")
     wanted = [cast("Fields", each) for each in cast("list[object]", named) if isinstance(each, dict)]
-    names = {each.get("name") for each in wanted if each.get("type") in ("function", "custom")}
-    left = [tool for tool in tools if tool["name"] in names]
+    names = [each.get("name") for each in wanted if is_word(each.get("type"), ("function", "custom"))]
+    if not all(isinstance(name, str) for name in names):
+        raise RequestError("a tool that allowed_tools names must have its name")
+    allowed = frozenset(cast("list[str]", names))
+    left = [tool for tool in tools if tool["name"] in allowed]
     if not left and choice["mode"] == "required":
         raise RequestError("tool_choice allows only tools that cannot be used here")
     return left
@@ -306,6 +310,6 @@ def _thinking(reasoning: object, chat: Fields) -> Fields:
     effort = cast("Fields", reasoning).get("effort")
     if effort is None:
         return {}
-    if not isinstance(effort, str) or effort not in EFFORTS:
+    if not is_word(effort, EFFORTS):
         raise RequestError(f"reasoning.effort must be one of {', '.join(EFFORTS)}")
     return thinking_fields(None, effort, chat)

@@ -22,6 +22,7 @@ from watchbill.gateway.fallback import Fallback
 from watchbill.gateway.growing import Kept
 from watchbill.gateway.model_calls import Whole
 from watchbill.gateway.toolcalls import ToolCall, ToolCalls
+from watchbill.gateway.typed import count_of
 from watchbill.gateway.wire import Chunk, ChunkReader, decode_fields, read_chunk
 
 __all__ = ["Collecting", "Making", "restarted", "usage_of"]
@@ -464,9 +465,9 @@ def restarted(response: Fields) -> Fields:
 
 def usage_of(usage: Fields) -> Fields:
     """Token counts in the words of this API."""
-    prompt, answer = _count(usage.get("prompt_tokens")), _count(usage.get("completion_tokens"))
-    cached = _count(_object(usage.get("prompt_tokens_details")).get("cached_tokens"))
-    thought = _count(_object(usage.get("completion_tokens_details")).get("reasoning_tokens"))
+    prompt, answer = count_of(usage.get("prompt_tokens")), count_of(usage.get("completion_tokens"))
+    cached = count_of(_object(usage.get("prompt_tokens_details")).get("cached_tokens"))
+    thought = count_of(_object(usage.get("completion_tokens_details")).get("reasoning_tokens"))
     return {
         "input_tokens": prompt,
         "input_tokens_details": {"cached_tokens": cached, "cache_write_tokens": 0},
@@ -474,10 +475,6 @@ def usage_of(usage: Fields) -> Fields:
         "output_tokens_details": {"reasoning_tokens": thought},
         "total_tokens": prompt + answer,
     }
-
-
-def _count(value: object) -> int:
-    return value if isinstance(value, int) else 0
 
 
 def _object(value: object) -> Fields:
