@@ -227,8 +227,10 @@ UPSTREAM_HEAD_BYTES_MAX = 64 * 2**10
 UPSTREAM_HEADERS_MAX = 128
 #: A websocket: the engine's consent, one piece of it, and what is held of a client whose engine is slow.
 WEBSOCKET_HANDSHAKE_MS = 10_000
-WEBSOCKET_PIECE_BYTES = 64 * 2**10
+WEBSOCKET_PIECE_BYTES = 16 * 2**10
 WEBSOCKET_BUFFER_BYTES_MAX = 256 * 2**10
+#: How long the end of a frame is waited for, before a websocket is closed.
+WEBSOCKET_CLOSE_MS = 1_000
 #: Bytes received and not yet read; beyond it the socket is not read, so that the engine waits.
 UPSTREAM_BUFFER_BYTES_MAX = 256 * 2**10
 #: How much of an engine's answer is parsed, and how much is given out, in one turn of the event loop. Translating so

@@ -22,7 +22,8 @@ ACCEPT = base64.b64encode(
 class Realtime:
     """An engine that consents to every handshake and says everything back in capitals."""
 
-    def __init__(self) -> None:
+    def __init__(self, greeting: bytes = b"welcome ") -> None:
+        self.greeting = greeting
         self.heads: list[str] = []
         self.open = 0
         self.port = 0
@@ -38,7 +39,7 @@ class Realtime:
             told = (
                 f"HTTP/1.1 101 -\r\nUpgrade: websocket\r\nSec-WebSocket-Accept: {ACCEPT}\r\nX-Own: 1\r\n\r\n"
             )
-            writer.write(told.encode() + b"welcome ")
+            writer.write(told.encode() + self.greeting)
             while piece := await reader.read(2**16):
                 if piece == b"bye":
                     return
@@ -52,8 +53,10 @@ class Realtime:
 
 
 @asynccontextmanager
-async def realtime(server: Server | None = None) -> AsyncIterator[tuple[OpenGateway, Realtime]]:
-    engine = Realtime()
+async def realtime(
+    server: Server | None = None, greeting: bytes = b"welcome "
+) -> AsyncIterator[tuple[OpenGateway, Realtime]]:
+    engine = Realtime(greeting)
     listening = await asyncio.start_server(engine.serve, "127.0.0.1", 0)
     engine.port = listening.sockets[0].getsockname()[1]
     async with open_gateway(catalog=CATALOG, server=server) as opened:
@@ -127,6 +130,70 @@ async def test_the_key_of_a_browser_stays_here() -> None:
         writer.close()
         _, _, refused = await connect(opened)
         assert " 401 " in refused
+
+
+# ------------------------------------------------------------------ tokens of a key
+
+COUNTED = Server(keys=(ApiKey("me", "k" * 16, tokens_per_minute=1_000),))
+MINE = {"Authorization": f"Bearer {'k' * 16}"}
+CLOSED = b"\x88\x2b\x03\xf0tokens_per_minute of this key are used up"
+FRAMES = {
+    "short": b"\x81\x7d" + b"a" * 125,
+    "longer": b"\x81\x7e\x03\xe8" + b"b" * 1_000,
+    "long": b"\x82\x7f" + (100_000).to_bytes(8, "big") + b"c" * 100_000,
+    "empty": b"\x81\x00",
+}
+
+
+@pytest.mark.parametrize("frame", FRAMES.values(), ids=FRAMES)
+async def test_a_websocket_ends_between_two_frames_when_the_tokens_of_its_key_are_used_up(
+    frame: bytes,
+) -> None:
+    """LANE-08: what an engine says counts; the next request of the key is refused, that of another is not."""
+    said = frame * (200_000 // len(frame) + 1)
+    async with realtime(COUNTED, said) as (opened, _):
+        reader, _, head = await connect(opened, **MINE)
+        assert " 101 " in head
+        async with asyncio.timeout(10):
+            heard = await reader.read(-1)
+        whole, is_closed = heard.removesuffix(CLOSED), heard.endswith(CLOSED)
+        assert is_closed and len(whole) % len(frame) == 0 and 4_000 <= len(whole) < len(said)
+        assert said.startswith(whole)
+        assert " 429 " in (await connect(opened, **MINE))[2]
+        asked = await opened.ask("/v1/chat/completions", {"model": "a", "messages": []}, headers=MINE)
+        assert (asked.status, asked.code) == (429, "lane_full")
+        await opened.until_idle()
+
+
+async def test_what_a_client_says_through_a_websocket_counts() -> None:
+    """LANE-08: also while its engine is silent."""
+    async with realtime(COUNTED, b"") as (opened, engine):
+        reader, writer, _ = await connect(opened, **MINE)
+        writer.write(b"\x82\xfe\x13\x88mask" + b"x" * 5_000)
+        async with asyncio.timeout(10):
+            assert (await reader.read(-1)).endswith(CLOSED)
+        await eventually(lambda: engine.open == 0)
+
+
+async def test_an_endless_frame_is_cut_off() -> None:
+    """R34: its end is not waited for."""
+    endless = b"\x82\x7f" + (2**40).to_bytes(8, "big") + b"x" * 1_000_000
+    async with realtime(COUNTED, endless) as (opened, _):
+        reader, _, _ = await connect(opened, **MINE)
+        async with asyncio.timeout(10):
+            heard = await reader.read(-1)
+        assert len(heard) < 500_000 and not heard.endswith(CLOSED)
+
+
+async def test_what_is_only_read_is_within_the_bounds_of_its_key() -> None:
+    """LANE-08: every request that reaches the scheduler is."""
+    one = Server(keys=(ApiKey("me", "k" * 16, requests_max=1),))
+    async with realtime(one) as (opened, _):
+        _, writer, head = await connect(opened, **MINE)
+        assert " 101 " in head
+        assert (await opened.ask("/props?model=a", headers=MINE)).status == 429
+        writer.close()
+        await opened.until_idle()
 
 
 @pytest.mark.parametrize(

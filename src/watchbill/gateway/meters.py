@@ -24,6 +24,8 @@ __all__ = ["BYTES_PER_TOKEN", "MeteredRequest", "Meters", "TokenCount"]
 
 MINUTE_S = 60.0
 RETRY_MS = 1_000
+#: Tokens that are spent within this time are remembered as one: a minute has few of them, however small they are.
+STEP_S = 0.1
 
 
 class _Meter:
@@ -62,6 +64,12 @@ class MeteredRequest:
         """Whether it waits for its turn."""
         return self._ticket is not None and self._ticket.is_waiting
 
+    @property
+    def is_spent(self) -> bool:
+        """Whether its key has used up its tokens."""
+        bound = self._key.tokens_per_minute
+        return bound is not None and self._meter.tokens(self._clock()) >= bound
+
     def check_waiting(self) -> None:
         """Raises LaneFull when as many of the key's requests wait as may."""
         waiting, bound = self._meter.waiting(), self._key.waiting_max
@@ -77,7 +85,11 @@ class MeteredRequest:
 
     def spend(self, tokens: int) -> None:
         """Counts tokens; a negative number corrects an estimate."""
-        self._meter.spent.append((self._clock(), tokens))
+        spent, now = self._meter.spent, self._clock()
+        if spent and now < spent[-1][0] + STEP_S:
+            spent[-1] = (spent[-1][0], spent[-1][1] + tokens)
+        else:
+            spent.append((now, tokens))
         self._meter.total += tokens
 
     def leave(self) -> None:

@@ -60,6 +60,7 @@ class PassthroughApi:
         """The handler of one address that is only read; `model` is in its query, or its door's."""
 
         async def pass_on(context: RequestContext) -> Answer:
+            await self._gateway.bodies.read(context)  # nearly always none; the bounds of the key are checked
             query = context.request.query
             fields: dict[str, object] = {"model": query.get("model")}
             catalog = self._gateway.driver.catalog

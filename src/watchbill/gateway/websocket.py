@@ -4,9 +4,14 @@ The request waits for its turn like any other; then its handshake goes to the en
 bytes pass both ways, unread, until one side ends, the lane's `timeout` is over, or the model must leave. The turn lasts
 as long. A caller that leaves frees the engine; one that reads slowly slows it down. The key that a browser has to put
 into the handshake stays here.
+
+Both ways count for the `tokens_per_minute` of the caller's key, a token for each BYTES_PER_TOKEN bytes: sounds, masks
+and compression leave nothing else to count by. When they are used up, the connection ends with the close code 1008,
+between two frames.
 """
 
 import asyncio
+import contextlib
 import re
 import ssl
 from typing import TYPE_CHECKING
@@ -16,12 +21,15 @@ from watchbill.engines.base import Endpoint
 from watchbill.errors import EngineFailed, NotOffered, RequestError
 from watchbill.gateway.access import BROWSER_KEY
 from watchbill.gateway.http.messages import Answer, Request, Tunnel
+from watchbill.gateway.meters import BYTES_PER_TOKEN, MeteredRequest
 from watchbill.gateway.model_calls import ModelCalls
 from watchbill.gateway.request_context import RequestContext
+from watchbill.gateway.websocket_frames import POLICY_VIOLATION, FrameEnds, close_frame
 from watchbill.limits import (
     UPSTREAM_CONNECT_MS,
     UPSTREAM_HEAD_BYTES_MAX,
     WEBSOCKET_BUFFER_BYTES_MAX,
+    WEBSOCKET_CLOSE_MS,
     WEBSOCKET_HANDSHAKE_MS,
     WEBSOCKET_PIECE_BYTES,
 )
@@ -49,6 +57,7 @@ class WebsocketApi:
         request, gateway = context.request, self._gateway
         if not request.wants_websocket:
             raise RequestError("this address is a websocket; connect with wss:// or ws://")
+        await gateway.bodies.read(context)  # there is none; the bounds of the key are checked
         query = request.query
         fields: dict[str, object] = {"model": query.get("model")}
         submission = gateway.caller_options.submission(context, fields, gateway.driver.catalog)
@@ -70,6 +79,8 @@ class _Carrying:
         self._query = {**query, "model": start.endpoint.upstream_model or query["model"]}
         self._from_client = bytearray()
         self._news = asyncio.Event()
+        self._passed = _Passed(context.metered)
+        self._to_client_ends = FrameEnds()
 
     async def run(self, tunnel: Tunnel) -> None:
         """Shakes hands and carries bytes until one side ends. Raises EngineFailed, NotOffered."""
@@ -79,6 +90,8 @@ class _Carrying:
             await tunnel.open(head, self._hear)
             await tunnel.write(rest)
             await self._carry(tunnel, reader, writer)
+            if self._passed.is_spent:
+                await self._close(tunnel, reader)
         except OSError as error:
             raise EngineFailed(f"the engine's websocket broke off: {error}") from None
         finally:
@@ -130,17 +143,58 @@ class _Carrying:
             await asyncio.gather(down, up, return_exceptions=True)
 
     async def _to_client(self, tunnel: Tunnel, reader: asyncio.StreamReader) -> None:
-        while piece := await reader.read(WEBSOCKET_PIECE_BYTES):
-            await tunnel.write(piece)
+        while not self._passed.is_spent and (piece := await reader.read(WEBSOCKET_PIECE_BYTES)):
+            await self._tell(tunnel, piece)
+
+    async def _tell(self, tunnel: Tunnel, piece: bytes) -> None:
+        if self._passed.is_counted:
+            self._passed.count(len(piece))
+            self._to_client_ends.feed(piece)
+        await tunnel.write(piece)
+        if self._passed.is_counted:
+            await asyncio.sleep(0)  # thousands of tiny frames are a turn's work
+
+    async def _close(self, tunnel: Tunnel, reader: asyncio.StreamReader) -> None:
+        """Says why it ends, after the frame that was begun. One that is large or late is cut off without a word."""
+        ends = self._to_client_ends
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(WEBSOCKET_CLOSE_MS / 1000):
+                while not ends.is_between and ends.left <= WEBSOCKET_BUFFER_BYTES_MAX:
+                    if not (piece := await reader.read(ends.left or 1)):
+                        return
+                    await self._tell(tunnel, piece)
+        if ends.is_between:
+            await tunnel.write(close_frame(POLICY_VIOLATION, "tokens_per_minute of this key are used up"))
 
     async def _to_engine(self, tunnel: Tunnel, writer: asyncio.StreamWriter) -> None:
-        while True:
+        while not self._passed.is_spent:
             await self._news.wait()
             self._news.clear()
             data, self._from_client = bytes(self._from_client), bytearray()
+            self._passed.count(len(data))
             writer.write(data)
             await writer.drain()
             tunnel.go_on()
+
+
+class _Passed:
+    """What passed both ways, as tokens of the caller's key."""
+
+    def __init__(self, metered: MeteredRequest | None) -> None:
+        self._metered = metered if metered is not None and metered.is_counted else None
+        self.is_counted = self._metered is not None
+        self._rest = 0  # bytes that make no whole token yet
+
+    @property
+    def is_spent(self) -> bool:
+        """Whether the key has used up its tokens."""
+        return self._metered is not None and self._metered.is_spent
+
+    def count(self, size: int) -> None:
+        """Counts bytes."""
+        if self._metered is not None:
+            tokens, self._rest = divmod(self._rest + size, BYTES_PER_TOKEN)
+            self._metered.spend(tokens)
 
 
 def _handshake(request: Request, endpoint: Endpoint, query: dict[str, str]) -> bytes:
