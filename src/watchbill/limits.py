@@ -69,6 +69,13 @@ SHELF_FILES_MAX = 2_000
 SHELF_DEPTH_MAX = 4
 #: How often a daemon looks for files that came or went.
 SHELF_LOOK_MS = 2_000
+#: A config of another program that is imported: its bytes, its values with aliases counted each time, macros within
+#: macros, a text with all of them filled in, and the combinations of one set of a matrix.
+IMPORT_BYTES_MAX = 2**20
+IMPORT_VALUES_MAX = 100_000
+MACRO_ROUNDS_MAX = 32
+MACRO_TEXT_CHARS_MAX = 64 * 2**10
+MATRIX_SETS_MAX = 4_096
 #: An uploaded model file. As long as it takes over a slow line.
 BLOB_BYTES_MAX = 2**41
 BLOB_RECEIPT_MS = 6 * 3_600_000

@@ -16,7 +16,8 @@ from watchbill.cli.app import COMMANDS, build_app
 STORED = Path(__file__).parent / "help"
 SUB_COMMANDS = {
     "maintenance": ("end", "start"),
-    "config": ("check", "init", "reference", "reload", "schema", "show"),
+    "config": ("check", "import", "init", "reference", "reload", "schema", "show"),
+    "config import": ("llama-swap", "ollama"),
     "systemd": ("units",),
     "spool": (
         "dequeue", "done", "drain", "enqueue", "gc", "hook", "key", "list", "move", "poison", "release", "renew",

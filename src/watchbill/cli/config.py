@@ -1,4 +1,4 @@
-"""Commands that write, check and show the config: `config init|check|show|schema|reference`.
+"""Commands that write, check and show the config: `config init|import|check|show|schema|reference`.
 
 None of them needs a daemon; `config reload`, which does, is in `actions`. `check` examines what `up` would use: the
 file itself, the model files it names, and the memory of this machine.
@@ -26,12 +26,17 @@ from watchbill.files.atomic import create_file, replace_file
 from watchbill.root import find_root
 from watchbill.toml import spell_key
 
-__all__ = ["app"]
+__all__ = ["app", "write_config"]
 
 WRONG = 2
 
 app = App(name="config", help="Write, check and show the config file.")
 app.command("watchbill.cli.actions:reload", name="reload", help="Let the daemon read its config again.")
+app.command(
+    "watchbill.cli.config_import:app",
+    name="import",
+    help="Rewrite the config of llama-swap or Ollama for Watchbill.",
+)
 
 _DEFAULTS = Where()
 _Config = Annotated[
@@ -56,7 +61,7 @@ def init(
 ) -> int:
     """Write a commented config to start from."""
     root, terminal = find_root(where.root), Terminal(quiet=where.quiet)
-    _write(file, starter(root.path), force=force)
+    write_config(file, starter(root.path), force=force)
     terminal.note(
         f"wrote {plain(file)}; edit it, then: {root.command('config', 'check', str(file.absolute()))}"
     )
@@ -164,7 +169,7 @@ def _is_quiet(line: str) -> bool:
     return line.startswith("#") or line.endswith("# default")
 
 
-def _write(file: Path, text: str, *, force: bool) -> None:
+def write_config(file: Path, text: str, *, force: bool) -> None:
     """Writes a new file, for its owner only: keys may be written into it later.
 
     Whole or not at all: on a full disk the old config stays, and no partial file is left.

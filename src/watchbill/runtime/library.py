@@ -324,10 +324,15 @@ def extended(
     entries = list(entries)
     growing = _Growing(declared, folder)
     growing.hold(entry.name for entry in entries)
-    sources = {model.source for model in declared.models.values()}
+    sources = {model.source: name for name, model in declared.models.items() if model.source is not None}
     for each in found:
-        if not sources & {str(each.file), each.real}:
+        owner = sources.get(str(each.file)) or sources.get(each.real)
+        if owner is None:
             growing.add_found(each)
+        elif (
+            each.origin is Origin.OLLAMA
+        ):  # several of its names may share a file, each with texts of its own
+            growing.share(each, owner)
     growing.let_go()
     for entry in entries:
         growing.add(entry)
@@ -362,6 +367,11 @@ class _Growing:
         self.add(msgspec.structs.replace(found.entry, name=free[0]))
         for name in free[1:]:
             self.add(msgspec.structs.replace(found.entry, name=name))
+
+    def share(self, found: FoundModel, owner: str) -> None:
+        """Adds the names of a file that a model of the config has, too: both are one model in memory."""
+        self._owners.setdefault(found.entry.thing, owner)
+        self.add_found(found)
 
     def add(self, entry: Entry) -> None:
         """Adds a name: a model of its own, or an alias of the one that it stands for."""

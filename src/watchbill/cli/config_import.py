@@ -1,0 +1,173 @@
+"""`config import`: the config of another program, rewritten as a watchbill.toml. Needs no daemon."""
+
+import os
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, cast
+
+from cyclopts import App, Parameter
+
+from watchbill.cli.options import Where
+from watchbill.cli.terminal import Terminal, plain
+from watchbill.config.imports import Draft, KeptModel, import_llama_swap, import_ollama
+from watchbill.config.load import read_text
+from watchbill.errors import ConfigError, Problem
+from watchbill.limits import IMPORT_BYTES_MAX, IMPORT_VALUES_MAX
+from watchbill.root import Root, find_root
+from watchbill.shelf import OllamaStore, find_store
+
+__all__ = ["app"]
+
+app = App(name="import", help="Rewrite the config of llama-swap or Ollama for Watchbill.")
+
+_DEFAULTS = Where()
+_Output = Annotated[
+    str,
+    Parameter(
+        name=["--output", "-o"], allow_leading_hyphen=True, help="Where to write it; - is standard output."
+    ),
+]
+_Force = Annotated[
+    bool, Parameter(negative="", show_default=False, help="Overwrite the file if there is one.")
+]
+_Json = Annotated[
+    bool,
+    Parameter(negative="", show_default=False, help="Print the file, its path and the notes as JSON."),
+]
+
+
+@app.command(name="llama-swap")
+def llama_swap(
+    file: Annotated[Path, Parameter(name="FILE", help="The config.yaml of llama-swap.")],
+    /,
+    *,
+    output: _Output = "watchbill.toml",
+    force: _Force = False,
+    json: _Json = False,
+    where: Where = _DEFAULTS,
+) -> int:
+    """Rewrite a config of llama-swap.
+
+    Commands, macros, groups, matrix, ttl, aliases, environment, keys and peers. What changed and what has no
+    counterpart is in the comments of the new file.
+
+    Example: watchbill config import llama-swap config.yaml
+    """
+    return _finish(
+        import_llama_swap(_read_yaml(file), str(file), os.environ), output, where, force=force, json=json
+    )
+
+
+@app.command(name="ollama")
+def ollama(
+    *,
+    output: _Output = "watchbill.toml",
+    force: _Force = False,
+    json: _Json = False,
+    where: Where = _DEFAULTS,
+) -> int:
+    """Write a config for the models and settings of an installed Ollama.
+
+    Reads the variables OLLAMA_* and the folder of its models, and changes neither.
+    """
+    store = find_store()
+    kept = list(_kept(store)) if store is not None else []
+    folder = None if store is None else str(store)
+    return _finish(import_ollama(os.environ, folder, kept), output, where, force=force, json=json)
+
+
+def _kept(store: Path) -> Iterator[KeptModel]:
+    models, _ = OllamaStore(store).look()
+    for model in models:
+        layers = model.layers
+        has_texts = bool(
+            layers.text("system") or layers.parameters() or layers.messages() or layers.projector
+        )
+        yield KeptModel(model.name, str(layers.file), has_texts, model.embedding)
+
+
+def _finish(draft: Draft, output: str, where: Where, *, force: bool, json: bool) -> int:
+    import json as jsonlib
+
+    from watchbill.cli.config import write_config
+
+    root, terminal, text = find_root(where.root), Terminal(quiet=where.quiet), draft.text()
+    _check(text, root)
+    if output != "-":
+        write_config(Path(output), text, force=force)
+    if json:
+        terminal.show(jsonlib.dumps({"file": output, "text": text, "notes": draft.notes}))
+        return 0
+    if output == "-":
+        terminal.write(text)
+    for note in draft.notes:
+        terminal.note(f"look at: {plain(note)}")
+    if output != "-":
+        path = str(Path(output).absolute())
+        terminal.note(
+            f"wrote {plain(output)}; check it with: {root.command('config', 'check', '--config', path)}"
+        )
+    return 0
+
+
+def _check(text: str, root: Root) -> None:
+    """Raises ConfigError where the new file would be refused: then a value of the old one cannot be used here."""
+    try:
+        read_text(
+            text, base=Path.cwd(), origin="the new file", environment=_environment(text), root=root.path
+        )
+    except ConfigError as error:
+        print(text, file=sys.stderr)
+        raise ConfigError(
+            f"the new file, printed above, would be refused; correct the old one:\n{error}"
+        ) from error
+
+
+def _environment(text: str) -> dict[str, str]:
+    """The environment with every variable that the file names: keys are checked when the daemon starts."""
+    named = re.findall(r'"env:(\w+)"', text)
+    return {name: f"not-set-while-importing-{name}" for name in named} | dict(os.environ)
+
+
+# ------------------------------------------------------------------ YAML
+
+
+def _read_yaml(file: Path) -> object:
+    """The values of a YAML file. Raises ConfigError."""
+    import yaml  # here alone: no other command needs it
+
+    try:
+        with file.open("rb") as opened:
+            text = opened.read(IMPORT_BYTES_MAX + 1)
+    except OSError as error:  # whichever errno: the operator named this file and is told why
+        raise _refusal(file, f"cannot be read: {(error.strerror or '').lower()}") from error
+    if len(text) > IMPORT_BYTES_MAX:
+        raise _refusal(file, f"is larger than {IMPORT_BYTES_MAX} bytes, so it is no config")
+    try:
+        found = cast("object", yaml.safe_load(text))
+    except yaml.YAMLError as error:
+        raise _refusal(file, f"is not YAML: {' '.join(str(error).split())}") from error
+    except (ValueError, RecursionError) as error:
+        raise _refusal(file, f"cannot be read as YAML: {type(error).__name__}") from error
+    _refuse_many(found, file)
+    return found
+
+
+def _refuse_many(value: object, file: Path) -> None:
+    """An alias of YAML costs nothing to read and may stand for a billion values."""
+    waiting, count = [value], 0
+    while waiting:
+        each = waiting.pop()
+        count += 1
+        if count > IMPORT_VALUES_MAX:
+            raise _refusal(file, f"has more than {IMPORT_VALUES_MAX} values, aliases counted each time")
+        if isinstance(each, dict):
+            waiting += cast("dict[object, object]", each).values()
+        elif isinstance(each, list):
+            waiting += cast("list[object]", each)
+
+
+def _refusal(file: Path, text: str) -> ConfigError:
+    return ConfigError(problems=[Problem(str(file), None, "", text, "name the config of llama-swap")])
