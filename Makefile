@@ -18,7 +18,7 @@ LOCK = $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generat
 EXTRAS = --extra fast --extra local --extra nats --extra schema --extra sign
 
 .DEFAULT_GOAL := help
-.PHONY: help python setup setup-dev up test check check-clients docs bench torture lock clean
+.PHONY: help python setup setup-dev up test check check-clients wheel docs bench torture lock clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -48,6 +48,9 @@ check: setup-dev ## lint, format, types, known vulnerabilities
 check-clients: setup-dev ## clients of npm against a gateway: needs node, fetches some 650 MB once
 	@cd tests/clients && npm ci --no-audit --no-fund
 	@$(BIN)/python -m pytest tests/clients $(ARGS)
+
+wheel: setup-dev ## build dist/watchbill-*.whl, for pipx, uv tool or pip
+	@$(BIN)/python -m hatchling build -t wheel -d dist
 
 docs: python ## write the list of modules in docs/structure.md anew
 	@"$(PYTHON)" tools/structure.py

@@ -26,6 +26,7 @@ from typing import Protocol
 from watchbill import config
 from watchbill.batches.service import Batches
 from watchbill.catalog import Catalog, FleetRules, Server, SpoolRules
+from watchbill.engines.llamacpp import missing_server
 from watchbill.engines.registry import make_engine
 from watchbill.errors import ConfigError, WatchbillError
 from watchbill.files.atomic import make_folder
@@ -130,6 +131,7 @@ def _run(root: Root, options: Options, screen: Screen) -> int:
         withheld = Withheld(catalog.server.key_variables)
         library = Library.of(root.models, catalog, registry_address(), is_default=loaded.file is None)
         _tell_of_files(library, screen)
+        _tell_of_engines(library.catalog, screen)
         setting = _Setting(root, lock, loaded.file, options, screen, withheld, Notifier(), library)
         with _event_loop() as runner:
             return runner.run(_serve(setting, library.catalog))
@@ -172,6 +174,16 @@ def _with_embedded(catalog: Catalog, root: Root, screen: Screen) -> Catalog:
     with screen.pulling("fetching the embedded model, SmolLM2-135M") as progress:
         pull("smollm2", root.models, progress=progress)
     return catalog
+
+
+def _tell_of_engines(catalog: Catalog, screen: Screen) -> None:
+    """Warns where llama.cpp is missing: its models would fail at their first request."""
+    used = {model.engine for model in catalog.models.values()}
+    for rules in catalog.engines.values():
+        if rules.name in used and rules.driver == "llamacpp":
+            complaint, hint = missing_server(rules)
+            if complaint is not None:
+                screen.warn(f"models of the engine {rules.name} cannot be loaded: {complaint}: {hint}")
 
 
 def _tell_of_files(library: Library, screen: Screen) -> None:

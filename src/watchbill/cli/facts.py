@@ -7,7 +7,6 @@ import threading
 import time
 from collections.abc import Mapping
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 
 from watchbill.blocking_http import FAILURES, connect, reason_of
@@ -15,13 +14,13 @@ from watchbill.catalog import EngineRules, Model
 from watchbill.config import Loaded, MachineFacts, ModelFacts
 from watchbill.config.starter import SMOLLM2
 from watchbill.engines.base import endpoint_of
+from watchbill.engines.llamacpp import missing_server
 from watchbill.engines.ollama import DEFAULT_URL
 from watchbill.engines.process import check_command, split_command
 from watchbill.errors import ConfigError
 from watchbill.footprint import predict_model, usable_context
 from watchbill.gguf import GgufError, read_header
 from watchbill.limits import CLI_CALL_S
-from watchbill.packages import how_to_install
 from watchbill.probes import Probe, ProbeError
 from watchbill.probes.cards import find_cards
 from watchbill.probes.ram import RamProbe
@@ -101,20 +100,9 @@ def _look_at_gguf(model: Model, engine: EngineRules, root: Root) -> ModelFacts:
         header = read_header(Path(model.source or ""))
     except GgufError as error:
         return ModelFacts(error.complaint, error.hint)
-    complaint, hint = _missing_server(engine)
+    complaint, hint = missing_server(engine)
     predicted, context = predict_model(model, header).total, usable_context(model, header)
     return ModelFacts(complaint, hint, "engine", predicted, context)
-
-
-def _missing_server(engine: EngineRules) -> tuple[str | None, str]:
-    """What is missing to run a llama.cpp server, if anything is, and what to do about it."""
-    if engine.binary is not None:
-        if shutil.which(engine.binary):
-            return None, ""
-        return f"there is no program {engine.binary}", f"correct `binary` of the engine {engine.name}"
-    if shutil.which("llama-server") or find_spec("xllamacpp"):
-        return None, ""
-    return "there is no llama.cpp here", f"{how_to_install('local')}, or put llama-server on the PATH"
 
 
 def _look_at_command(model: Model) -> ModelFacts:

@@ -20,10 +20,11 @@ import shutil
 import sys
 from collections.abc import Iterable
 from dataclasses import replace
+from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
 
-from watchbill.catalog import Model
+from watchbill.catalog import EngineRules, Model
 from watchbill.engines import llama_server
 from watchbill.engines.base import Capabilities, LoadError
 from watchbill.engines.owned import Diagnosis, Launch
@@ -32,9 +33,10 @@ from watchbill.errors import ConfigError
 from watchbill.footprint import usable_context
 from watchbill.gguf import GgufError, read_header
 from watchbill.limits import LLAMA_HTTP_THREADS
+from watchbill.packages import how_to_install
 from watchbill.processes import LOOPBACK, Keeper
 
-__all__ = ["LlamaRecipe"]
+__all__ = ["LlamaRecipe", "missing_server"]
 
 #: On machines with at most this many cores, one core is left to other programs, unless the config sets `threads`.
 SMALL_MACHINE_CORES = 4
@@ -185,3 +187,14 @@ def _spare_threads() -> int:
     it shares with other programs costs it nearly all its speed. 0 on larger machines: llama.cpp chooses there."""
     cores = os.cpu_count() or 1
     return max(1, cores - 1) if cores <= SMALL_MACHINE_CORES else 0
+
+
+def missing_server(engine: EngineRules) -> tuple[str | None, str]:
+    """What is missing to run a llama.cpp server, if anything is, and what to do about it."""
+    if engine.binary is not None:
+        if shutil.which(engine.binary):
+            return None, ""
+        return f"there is no program {engine.binary}", f"correct `binary` of the engine {engine.name}"
+    if shutil.which("llama-server") or find_spec("xllamacpp"):
+        return None, ""
+    return "there is no llama.cpp here", f"{how_to_install('local')}, or put llama-server on the PATH"

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from itertools import combinations
 
 from watchbill.limits import MATRIX_SETS_MAX
+from watchbill.quoting import quoted
 
 __all__ = ["Together", "of_groups", "of_matrix", "without_either"]
 
@@ -133,7 +134,7 @@ class _Combinations:
         """Every combination that the set allows."""
         found = self._either()
         if self._tokens:
-            raise ValueError(f"unexpected {self._tokens[0]!r}")
+            raise ValueError(f"unexpected {quoted(self._tokens[0])}")
         return found
 
     def _split(self, text: str) -> list[str]:
@@ -141,7 +142,7 @@ class _Combinations:
         while text[at:].strip():
             found = _TOKEN.match(text, at)
             if found is None:
-                raise ValueError(f"{text[at:].strip()[:20]!r} cannot be read")
+                raise ValueError(f"{quoted(text[at:].strip()[:20])} cannot be read")
             tokens.append(found[1])
             at = found.end()
         return tokens
