@@ -27,6 +27,8 @@ SHELLS = {"console", "bash", "sh"}
 
 NOT_RUN = {
     "fetches 800 MB",
+    "needs a config of llama-swap",
+    "needs an Ollama",
     "runs the whole test suite, which runs this page",
     "starts a daemon in the foreground and stays",
     "stays until it is told to leave",
