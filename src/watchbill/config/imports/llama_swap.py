@@ -307,7 +307,10 @@ class _Import:
         tier.set("url", url)
         tier.set("key", f"env:{variable[1]}" if variable else self._macros.fill(key))
         tier.set("models", models)
-        tier.set("daily", 5.0, "what a day may cost, if price_in and price_out are set")
+        tier.say("Prices of a million tokens, and what a day may cost: correct them before you turn it on.")
+        tier.set("price_in", 1.0)
+        tier.set("price_out", 1.0)
+        tier.set("daily", 5.0)
         tier.set("enabled", False, "requests leave this machine: turn it on by yourself")
         self._draft.notes.append(
             f"peer {name} needs a key: it is an external tier, and off until you turn it on"
