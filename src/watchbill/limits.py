@@ -1,7 +1,8 @@
-"""Every bound in Watchbill, by area. Each name ends in its unit; a count has none.
+"""The bounds that keep Watchbill from hanging and growing, by area. Each name ends in its unit; a count has none.
 
-A queue, buffer, body, file, depth, retry or wait without a bound here is a bug: without a bound it hangs or grows. Each
-area has a section of its own; a comment gives the reason for a figure.
+A queue, buffer, body, file, depth, retry or wait without a bound is a bug. It stands here, in the section of its area,
+with the reason for its figure. `files` and `spool` can be used without the rest and have a `limits` of their own.
+Figures by which one algorithm decides, such as how long the scheduler remembers a class, stand beside the algorithm.
 """
 
 # ------------------------------------------------------------------ names

@@ -21,6 +21,8 @@ from typing import NamedTuple
 
 import pytest
 
+from watchbill.core.messages import AlertKind
+
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 SHELLS = {"console", "bash", "sh"}
@@ -260,3 +262,9 @@ def test_every_module_says_what_it_is() -> None:
     files = [path for path in (ROOT / "src").rglob("*.py") if path.read_text().strip()]
     silent = [str(path.relative_to(ROOT)) for path in files if not structure["first_sentence"](path)]
     assert silent == []
+
+
+def test_every_kind_of_alert_is_explained() -> None:
+    """A person who gets an alert finds out what it means."""
+    table = (ROOT / "docs" / "residency.md").read_text().partition("## Alerts")[2]
+    assert [kind.value for kind in AlertKind if f"`{kind.value}`" not in table] == []

@@ -111,9 +111,9 @@ async def test_a_callers_priority_counts_in_a_lane_of_priorities_alone() -> None
             served: list[int] = []
             for _ in caller_options:
                 await eventually(
-                    lambda w=caller_options, s=served: any(t.turn and p not in s for p, t in w.items())
+                    lambda w=caller_options, s=served: any(t.start and p not in s for p, t in w.items())
                 )
-                served.append(next(p for p, t in caller_options.items() if t.turn and p not in served))
+                served.append(next(p for p, t in caller_options.items() if t.start and p not in served))
                 caller_options[served[-1]].finish(ok=True)
             assert served == order, lane
 

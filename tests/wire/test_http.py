@@ -105,7 +105,7 @@ async def test_a_body_that_comes_after_its_head_is_waited_for() -> None:
         head, _, body = request().partition(b"\r\n\r\n")
         for _ in range(3):
             writer.write(head + b"\r\n\r\n")
-            await asyncio.sleep(0.02)
+            await eventually(lambda: opened.gateway.is_busy)
             writer.write(body)
             assert (await raw(reader)).status == 200
         writer.close()
@@ -231,9 +231,11 @@ async def test_what_comes_through_a_tunnel_is_no_request() -> None:
 
 async def test_a_large_body_waits_at_the_door_until_it_is_wanted() -> None:
     """R40: what nobody reads yet is not collected; once it is read, all of it comes, and the next request, too."""
+    lines: list[asyncio.Transport | None] = []
     asked, goes_on = asyncio.Event(), asyncio.Event()
 
     async def read_later(request: Request) -> Answer:
+        lines.append(request.connection.transport)
         asked.set()
         await goes_on.wait()
         size = 0
@@ -247,7 +249,7 @@ async def test_a_large_body_waits_at_the_door_until_it_is_wanted() -> None:
         sending = b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % size + b"x" * size
         writer.write(sending)
         await asked.wait()
-        await asyncio.sleep(0.2)
+        await eventually(lambda: lines[0] is not None and not lines[0].is_reading())
         assert writer.transport.get_write_buffer_size() > size // 2  # it did not go to our memory
         goes_on.set()
         assert (await raw(reader)).body == str(size).encode()

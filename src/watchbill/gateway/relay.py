@@ -333,7 +333,7 @@ class Relay(AbstractContextManager["Relay", None]):
         try:
             call = self._call
             if call is None:
-                start = self.ticket.turn
+                start = self.ticket.start
                 if start is None or start.attempt == self._failed_attempt or self._must_reserve(start):
                     return None
                 call = self._begin(start)
@@ -364,7 +364,7 @@ class Relay(AbstractContextManager["Relay", None]):
         """Of the turn, or of the answer."""
         if self._call is not None:
             return self._call.news()
-        start = self.ticket.turn
+        start = self.ticket.start
         if start is None:
             return self.ticket.granted()
         return self._pause() if start.attempt == self._failed_attempt else self._reserve(start)
@@ -384,7 +384,7 @@ class Relay(AbstractContextManager["Relay", None]):
 
     async def _begin_charge(self, charging: Charging, start: Start) -> None:
         charge = await charging.begin(start, self.context)
-        if self.ticket.turn is not start or self._is_finished:  # it left meanwhile
+        if self.ticket.start is not start or self._is_finished:  # it left meanwhile
             if charge is not None:
                 charge.end(self.ticket.id)
         elif charge is None:

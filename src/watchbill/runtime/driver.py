@@ -552,7 +552,7 @@ class Driver:
         spec = self._core.state.models[action.model].spec
         self._tally.started(request.lane, waited, ticket.forecast_ms, spec.where)
         endpoint, tier, site = warm.endpoint, spec.where, spec.site
-        ticket.start(
+        ticket.begin(
             Start(action.model, endpoint, action.attempt, waited, loaded, action.companions, tier, site), now
         )
 

@@ -30,8 +30,8 @@ from watchbill.limits import (
     TASK_TOKENS_MAX,
 )
 from watchbill.processes import Keeper
+from watchbill.runtime.own_work import do_own_work
 from watchbill.runtime.ticket import Start, Submission, Ticket
-from watchbill.runtime.turns import in_turns
 
 __all__ = ["Tasks"]
 
@@ -75,7 +75,7 @@ class Tasks:
         ok, text = False, "it was interrupted"
         try:
             submission = Submission(model, lane=ROTATION_LANE.name)
-            text = await in_turns(self._submit, submission, partial(self._turn, work, now))
+            text = await do_own_work(self._submit, submission, partial(self._turn, work, now))
             ok = True
         except (TheirsError, OSError) as error:
             text = str(error)

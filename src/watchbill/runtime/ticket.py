@@ -150,7 +150,7 @@ class Ticket:
     first_at: int | None = None  # when the engine's first token came
     prompt_bytes: int = 0  # of the question to the engine, where that generates text
     refusal: "TheirsError | None" = None
-    turn: Start | None = None  # once it is granted; `granted` waits for it
+    start: Start | None = None  # once it is granted; `granted` waits for it
     #: Why the running request must end, once the driver has cut it.
     cut: CutKind | None = None
     #: Called once when `cut` is set; it aborts the upstream connection.
@@ -164,7 +164,7 @@ class Ticket:
     @property
     def is_waiting(self) -> bool:
         """Whether the grant is still to come."""
-        return self.turn is None and self.refusal is None
+        return self.start is None and self.refusal is None
 
     def starts_in_ms(self) -> int | None:
         """What is left of its forecast; None where that is over, or no forecast is possible now."""
@@ -187,8 +187,8 @@ class Ticket:
         if self.refusal is not None:
             raise self.refusal
         self._waiter = asyncio.get_running_loop().create_future()
-        if self.turn is not None:
-            self._waiter.set_result(self.turn)
+        if self.start is not None:
+            self._waiter.set_result(self.start)
         return self._waiter
 
     def hear(self) -> None:
@@ -208,7 +208,7 @@ class Ticket:
             self.cut = None
             self._sent = False
             self.on_cut = None
-            self.turn = self._waiter = None
+            self.start = self._waiter = None
             parting, self._parting = self._parting, None
             self.driver.feed(Returned(self.id, parting))
 
@@ -247,7 +247,7 @@ class Ticket:
         if self._ended:
             return
         self._ended = True
-        outcome = _CUTS.get(self.cut) if self.cut is not None and self.turn is not None else None
+        outcome = _CUTS.get(self.cut) if self.cut is not None and self.start is not None else None
         if outcome is None:
             self.driver.ended(self, Left(self.id, self._parting), Outcome.CANCELLED, served=False)
         else:
@@ -264,9 +264,9 @@ class Ticket:
 
     # ------------------------------------------------------------------ the driver's side
 
-    def start(self, start: Start, now: int) -> None:
+    def begin(self, start: Start, now: int) -> None:
         """Grants the turn; called by the driver."""
-        self.model, self.turn, self.started_at = start.model, start, now
+        self.model, self.start, self.started_at = start.model, start, now
         self._turns += 1
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(start)

@@ -1,10 +1,10 @@
-"""Turns: work of the daemon itself with a model. It is a request in a lane like any other, without a client.
+"""Own work: what the daemon itself asks a model. It is a request in a lane like any other, without a client.
 
-    answer = await in_turns(submit, Submission(model, lane=...), work)
+    answer = await do_own_work(submit, Submission(model, lane=...), work)
 
-`work` runs when the request has its turn, with the ticket and the address of the model. Work that is cut for another
-request goes back to its lane and begins again in its next turn; it must keep its own state until then. Work that is cut
-for any other reason ends with an error.
+`work` runs when the request is granted a place, with the ticket and the address of the model. Work that is cut for
+another request goes back to its lane and begins again at its next grant; it must keep its own state until then. Work
+that is cut for any other reason ends with an error.
 """
 
 import asyncio
@@ -17,14 +17,14 @@ from watchbill.engines.upstream import is_timeout
 from watchbill.errors import EngineFailed, TheirsError
 from watchbill.runtime.ticket import Start, Submission, Ticket
 
-__all__ = ["Work", "in_turns"]
+__all__ = ["Work", "do_own_work"]
 
-_LOG = logging.getLogger("watchbill.turns")
+_LOG = logging.getLogger("watchbill.own_work")
 Result = TypeVar("Result")
 Work = Callable[[Ticket, Start], Coroutine[object, object, Result]]
 
 
-async def in_turns(
+async def do_own_work(
     submit: Callable[[Submission], Ticket], submission: Submission, work: Work[Result]
 ) -> Result:
     """The result of the work. Raises the refusal of the scheduler, and TheirsError when the work was ended.
