@@ -36,7 +36,7 @@ class Driver:
             "r1", submission.model, ROTATION_LANE.name, ROTATION_LANE.work_class, 0, 1_000, 60_000
         )
         ticket = Ticket(request, self, "r1", submission.model)
-        ticket.start(Start(submission.model, self.endpoint, 1, 0, 0), 0)
+        ticket.begin(Start(submission.model, self.endpoint, 1, 0, 0), 0)
         self.tickets.append(ticket)
         return ticket
 
