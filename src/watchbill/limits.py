@@ -596,6 +596,8 @@ RESPONSES_BYTES_MAX = 2**30
 RESPONSE_BYTES_MAX = 4 * 2**20
 #: What waits for the disk; while that is full nothing more is kept.
 RESPONSES_UNWRITTEN_BYTES_MAX = 64 * 2**20
+#: How often what a full disk refused is tried again.
+RESPONSES_AGAIN_MS = 2_000
 #: How long reading a kept response may take, and how long the last ones get at shutdown to reach the disk.
 RESPONSES_DISK_MS = 10_000
 RESPONSES_STOP_MS = 5_000

@@ -13,6 +13,7 @@ from watchbill.errors import DiskFailed
 from watchbill.gateway.dialects.responses import store as store_module
 from watchbill.gateway.dialects.responses.store import Bounds, Store
 from watchbill.limits import RESPONSE_BYTES_MAX
+from watchbill.names import file_stem
 
 DAY_S = 86_400
 
@@ -151,6 +152,40 @@ async def test_a_disk_that_refuses_costs_no_answer(tmp_path: Path) -> None:
             return await store.get("", name(2)) is None
 
         await eventually(is_on_the_disk_alone)
+
+
+@pytest.mark.parametrize("is_at_end", [False, True], ids=["while it runs", "at the end"])
+async def test_what_a_full_disk_refused_is_written_when_there_is_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_at_end: bool
+) -> None:
+    """LANE-01: a response that was promised is there after a restart; an alert says that it waits."""
+    monkeypatch.setattr(store_module, "RESPONSES_AGAIN_MS", 3_600_000 if is_at_end else 10)
+    folder, told = tmp_path / "r", list[str]()
+    folder.mkdir()
+    (folder / file_stem("k")).write_text("a file in the place of the key's folder")
+    store = Store(folder, clock=Clock(), tell=told.append)
+    for at in range(3):
+        assert await store.put("k", name(at), [b"x"], durable=at == 1)
+    await store.delete("k", name(2))
+    await eventually(lambda: len(told) == 1 and "wait in memory" in told[0])
+    (folder / file_stem("k")).unlink()
+    if not is_at_end:
+        await eventually(lambda: files(folder) == {name(0), name(1)})
+    await store.close()
+    assert files(folder) == {name(0), name(1)} and len(told) == 1
+    async with kept(folder) as store:
+        assert await store.get("k", name(1)) == b"x"
+
+
+async def test_responses_that_a_full_disk_cost_are_counted_at_the_end(tmp_path: Path) -> None:
+    """LANE-01: nothing is lost in silence."""
+    told = list[str]()
+    (tmp_path / file_stem("k")).write_text("a file in the place of the key's folder")
+    store = Store(tmp_path, clock=Clock(), tell=told.append)
+    for at in range(2):
+        await store.put("k", name(at), [b"x"])
+    await store.close()
+    assert [text.split()[0] for text in told] == ["responses", "2"]
 
 
 async def test_a_disk_that_hangs_is_an_error_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

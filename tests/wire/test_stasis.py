@@ -157,3 +157,15 @@ async def test_a_response_can_be_cancelled_before_the_next_daemon_makes_it(tmp_p
         assert (await client.responses.retrieve(made.id)).status in ("queued", "completed")
         assert (await client.responses.cancel(made.id)).status in ("cancelled", "completed")
     assert waiting(tmp_path) == 0
+
+
+async def test_a_response_that_could_not_outlive_the_daemon_is_refused(tmp_path: Path) -> None:
+    """RES-12, R42: the disk does not take the request: 507, and nothing is made that a restart would lose."""
+    (tmp_path / "stasis").write_text("a file in the folder's place")
+    async with daemon(tmp_path, endless) as (opened, client):
+        with pytest.raises(openai.InternalServerError) as refused:
+            await client.responses.create(model="a", input="hi", background=True)
+        assert (refused.value.status_code, refused.value.code) == (507, "disk_failed")
+        await opened.until_idle()
+        assert not opened.gateway.is_busy
+    assert list((tmp_path / "responses").rglob("*.json")) == []

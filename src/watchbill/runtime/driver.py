@@ -593,6 +593,10 @@ class Driver:
         learned.loaded(model, warm.ms, memory)
         self._parts.recorder.loaded(model, warm.ms, memory, self.now())
 
+    def tell(self, alert: m.Alert) -> None:
+        """Raises an alert of a part that is not the core's."""
+        self._parts.alerts.raise_(alert)
+
     def _alert(self, action: m.Alert) -> None:
         self._parts.alerts.raise_(action)
 

@@ -16,7 +16,16 @@ from urllib.parse import parse_qs
 
 import msgspec
 
-from watchbill.errors import NotFound, Overloaded, PreviousNotFound, RequestError, TheirsError, TooLarge
+from watchbill.core.messages import Alert, AlertKind
+from watchbill.errors import (
+    DiskFailed,
+    NotFound,
+    Overloaded,
+    PreviousNotFound,
+    RequestError,
+    TheirsError,
+    TooLarge,
+)
 from watchbill.gateway.abilities import Allowed
 from watchbill.gateway.answers import json_response
 from watchbill.gateway.body import JsonSender
@@ -84,10 +93,13 @@ class ResponsesApi:
     def __init__(self, gateway: "Services", folder: Path | None) -> None:
         self._gateway = gateway
         self._calls = ModelCalls(gateway)
-        self._store = Store(folder)
+        self._store = Store(folder, tell=self._warn)
         self._stasis = Stasis(None if folder is None else folder.with_name("stasis"))
         self._background: dict[str, Background] = {}  # by the response's id, while it is made
         self._noting: asyncio.Task[None] | None = None
+
+    def _warn(self, text: str) -> None:
+        self._gateway.driver.tell(Alert(AlertKind.DISK, text))
 
     async def resume(self) -> None:
         """Goes on with what an earlier daemon was asked for and did not come to."""
@@ -203,11 +215,20 @@ class ResponsesApi:
         if asked.id in self._background:
             await self._put(work, asked, made.now(), durable=True)
         if asked.id in self._background:
-            await self._stasis.enter(asked.id, work.owner, work.request.headers, asked.body, work.lifted)
+            await self._write_down(work, asked, made)
         if asked.id not in self._background:
             await self._stasis.leave(asked.id)  # it ended meanwhile
         context.ticket, context.lane, context.model = work.ticket, work.lane, work.model
         return json_response(made.now(), context.lines())
+
+    async def _write_down(self, work: RequestContext, asked: Asked, made: Background) -> None:
+        """Makes a request outlive this daemon. Raises DiskFailed where it cannot, and withdraws the request."""
+        try:
+            await self._stasis.enter(asked.id, work.owner, work.request.headers, asked.body, work.lifted)
+        except DiskFailed:
+            await made.cancel()
+            await self._store.delete(work.owner, asked.id)
+            raise
 
     def _begin(self, work: RequestContext, asked: Asked, begun: Begun | None = None) -> Background:
         async def keep(final: Fields) -> None:

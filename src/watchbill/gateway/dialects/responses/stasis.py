@@ -15,7 +15,7 @@ from collections.abc import Generator, Mapping
 from pathlib import Path
 from typing import NamedTuple, cast
 
-from watchbill.errors import WatchbillError
+from watchbill.errors import DiskFailed, WatchbillError
 from watchbill.files.atomic import make_folder
 from watchbill.gateway.lifting import Lifted
 from watchbill.gateway.resume import Begun
@@ -46,8 +46,8 @@ class Parked(NamedTuple):
 
 
 class Stasis:
-    """The requests of one daemon that outlive it. Without a folder none does. What fails is logged: the response is
-    made all the same, and only a restart would lose it."""
+    """The requests of one daemon that outlive it. Without a folder none does. A request that cannot be written
+    down is refused; what fails later is logged, and the text that was written down last is what a restart finds."""
 
     def __init__(self, folder: Path | None) -> None:
         self._folder = folder
@@ -58,7 +58,7 @@ class Stasis:
     async def enter(
         self, id: str, owner: str, headers: Mapping[str, str], body: Fields, lifted: Lifted | None
     ) -> None:
-        """Writes a request down. On return it survives a power cut."""
+        """Writes a request down. On return it survives a power cut. Raises DiskFailed when it cannot be written."""
         kept = {name: value for name, value in headers.items() if name.startswith(_KEPT_HEADERS)}
         event = {
             "id": id,
@@ -69,14 +69,21 @@ class Stasis:
             "body": body,
         }
         pieces = [encode(event, EVENT_BYTES_MAX)] if lifted is None else lifted.written(event)
-        await self._replace(id, b"".join(pieces))
+        try:
+            await self._replace(id, b"".join(pieces))
+        except (WatchbillError, OSError) as error:
+            raise DiskFailed(
+                f"the request cannot be written down, so its response would not outlive the daemon: {error}; "
+                "make room, or ask for it without background"
+            ) from error
 
     async def note(self, id: str, begun: Begun) -> bool:
         """Writes down how far a response is. False for one that has not entered yet, or left."""
         if id not in self._items:
             return False
         event = {**self._items[id].event, "said": begun.text, "tokens": begun.tokens}
-        await self._replace(id, encode(event, EVENT_BYTES_MAX))
+        with _logged(id):
+            await self._replace(id, encode(event, EVENT_BYTES_MAX))
         return True
 
     async def leave(self, id: str) -> None:
@@ -119,14 +126,13 @@ class Stasis:
         if self._folder is None:
             return
         async with self._turn:
-            with _logged(id):
-                spool, before = await self._opened(), self._items.get(id)
-                await spool.enqueue(line)
-                item = await spool.lease()
-                if item is not None:
-                    self._items[str(item.event["id"])] = item
-                if before is not None:
-                    await self._drop(before)
+            spool, before = await self._opened(), self._items.get(id)
+            await spool.enqueue(line)
+            item = await spool.lease()
+            if item is not None:
+                self._items[str(item.event["id"])] = item
+            if before is not None:
+                await self._drop(before)
 
     async def _drop(self, item: Item) -> None:
         """Removes a request for good: it is nobody's business any more. One that a power cut brings back is dropped by

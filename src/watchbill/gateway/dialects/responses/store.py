@@ -4,8 +4,10 @@
 
 Owns the folder. A response belongs to the key that asked for it; another key's is as unknown as one that never was.
 Each key's responses have a bound of number and bytes, and so have all together: those that were not used for longest
-leave. Answers never wait for the disk: a response is in memory until its file is written. It survives a restart and a
-kill; a power cut may lose the last seconds. A file's time is that of its last use.
+leave. Answers never wait for the disk: a response is in memory until its file is written. What a full disk refuses is
+written when there is room again, at the latest at the end of an orderly shutdown; an alert says that it waits, and
+another one how many were lost where there was no room until then. So a response survives a restart and, once it is
+written, a kill; a power cut may lose the last seconds. A file's time is that of its last use.
 """
 
 import asyncio
@@ -24,6 +26,7 @@ from watchbill.errors import DiskFailed
 from watchbill.files.atomic import NotAFile, make_folder, read_regular, replace_file
 from watchbill.limits import (
     RESPONSE_BYTES_MAX,
+    RESPONSES_AGAIN_MS,
     RESPONSES_BYTES_MAX,
     RESPONSES_DISK_MS,
     RESPONSES_KEPT_MS,
@@ -72,9 +75,18 @@ class Store:
     """Every kept response. Without a folder nothing is kept."""
 
     def __init__(
-        self, folder: Path | None, *, bounds: Bounds | None = None, clock: Callable[[], float] = time.time
+        self,
+        folder: Path | None,
+        *,
+        bounds: Bounds | None = None,
+        clock: Callable[[], float] = time.time,
+        tell: Callable[[str], None] = _log.warning,
     ) -> None:
+        """`tell` is given what a person has to know: that the disk refuses responses, and how many were lost."""
         self._folder = folder
+        self._tell = tell
+        self._owed: dict[str, tuple[Path, _Entry]] = {}  # by their ids: what the disk refused
+        self._catching_up: asyncio.Task[None] | None = None
         self._bounds = bounds or Bounds()
         self._clock = clock
         self._shelves: dict[str, _Shelf] = {}  # by the name of their folder
@@ -93,7 +105,7 @@ class Store:
     async def put(self, owner: str, id: str, pieces: list[bytes], *, durable: bool = False) -> bool:
         """Keeps a response, in place of an earlier state of it. False where it is too large, or nothing is kept.
 
-        With `durable` it survives a power cut on return, unless the disk fails or takes too long.
+        With `durable` it survives a power cut on return, unless the disk refuses it or takes too long.
         """
         size = sum(map(len, pieces))
         if self._folder is None or size > RESPONSE_BYTES_MAX:
@@ -139,15 +151,22 @@ class Store:
         return known
 
     async def close(self) -> None:
-        """Waits for the last files, for a bounded time. A second call does nothing."""
+        """Writes the last files, for a bounded time. A second call does nothing."""
         if self._is_closed:
             return
         self._is_closed = True
         if self._sweeping is not None:
             self._sweeping.cancel()
+        if self._catching_up is not None:
+            self._catching_up.cancel()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(RESPONSES_STOP_MS / 1000):
                 await self._loop.run_in_executor(self._disk, int)  # behind everything that was to be written
+                await self._write_owed()
+        if lost := sum(entry.unwritten is not None for _, entry in self._owed.values()):
+            self._tell(
+                f"{lost} responses that were to be kept are lost: the disk of {self._folder} refused them"
+            )
         self._disk.shutdown(wait=False)
 
     # ------------------------------------------------------------------ bounds
@@ -233,7 +252,38 @@ class Store:
             self._disk.submit(guarded)
 
     def _write(self, folder: Path, id: str, entry: _Entry, *, sync: bool = False) -> None:
-        """On the disk's thread. What the disk refuses stays in memory, as long as there is room for it."""
+        """On the disk's thread. What the disk refuses stays in memory until it can be written."""
+        try:
+            self._write_now(folder, id, entry, sync=sync)
+        except OSError as error:
+            self._loop.call_soon_threadsafe(self._owe, folder, id, entry, error.strerror or str(error))
+
+    def _owe(self, folder: Path, id: str, entry: _Entry, why: str) -> None:
+        if not self._owed:
+            self._tell(
+                f"responses that are kept wait in memory: {folder} cannot be written: {why}; make room"
+            )
+        self._owed[id] = (folder, entry)
+        if not self._is_closed and (self._catching_up is None or self._catching_up.done()):
+            self._catching_up = self._loop.create_task(self._catch_up(), name="responses that wait")
+
+    async def _catch_up(self) -> None:
+        while self._owed:
+            await asyncio.sleep(RESPONSES_AGAIN_MS / 1000)
+            await self._write_owed()
+        _log.info("all kept responses are on the disk again")
+
+    async def _write_owed(self) -> None:
+        """Writes what the disk refused, as far as it can be written now."""
+        for id, (folder, entry) in list(self._owed.items()):
+            try:
+                await self._loop.run_in_executor(self._disk, self._write_now, folder, id, entry)
+            except OSError:
+                return
+            if self._owed.get(id) == (folder, entry):
+                del self._owed[id]
+
+    def _write_now(self, folder: Path, id: str, entry: _Entry, sync: bool = False) -> None:
         content = entry.unwritten
         if content is None:
             return  # it was replaced or left meanwhile
