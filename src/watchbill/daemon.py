@@ -28,7 +28,7 @@ from watchbill.batches.service import Batches
 from watchbill.catalog import Catalog, FleetRules, Server, SpoolRules
 from watchbill.engines.llamacpp import missing_server
 from watchbill.engines.registry import make_engine
-from watchbill.errors import ConfigError, WatchbillError
+from watchbill.errors import ConfigError, DiskFailed, WatchbillError
 from watchbill.files.atomic import make_folder
 from watchbill.files.disk import DISK_FULL
 from watchbill.fleet.command_lines import fleet_folder, programs_of
@@ -132,6 +132,7 @@ def _run(root: Root, options: Options, screen: Screen) -> int:
         library = Library.of(root.models, catalog, registry_address(), is_default=loaded.file is None)
         _tell_of_files(library, screen)
         _tell_of_engines(library.catalog, screen)
+        _sweep(library)
         setting = _Setting(root, lock, loaded.file, options, screen, withheld, Notifier(), library)
         with _event_loop() as runner:
             return runner.run(_serve(setting, library.catalog))
@@ -184,6 +185,15 @@ def _tell_of_engines(catalog: Catalog, screen: Screen) -> None:
             complaint, hint = missing_server(rules)
             if complaint is not None:
                 screen.warn(f"models of the engine {rules.name} cannot be loaded: {complaint}: {hint}")
+
+
+def _sweep(library: Library) -> None:
+    """Removes what earlier daemons left in the models folder; a disk that refuses delays no start."""
+    try:
+        if removed := library.sweep():
+            _LOG.info("models: removed %d files that no name uses", removed)
+    except (OSError, DiskFailed) as error:  # whichever errno: the next start tries again
+        _LOG.warning("models: unused files are left: %s", error)
 
 
 def _tell_of_files(library: Library, screen: Screen) -> None:

@@ -37,7 +37,8 @@
         ├── TooLarge                 413  too_large
         ├── NotOffered               501  not_offered
         ├── Stale                    200  stale: a fallback answers in its place
-        ├── PullFailed               a model file cannot be fetched (command line only, exit 1)
+        ├── PullFailed               502  pull_failed
+        │   └── NoRoomToPull         507  disk_failed
         └── NotReachable             the daemon does not answer (command line only, exit 3)
 
 A class's docstring is its default message. A message says what happened, to which name, and what to do.
@@ -48,12 +49,13 @@ from collections.abc import Sequence
 from typing import ClassVar, NamedTuple
 
 __all__ = [
-    "AuthenticationFailed", "Cancelled", "ConfigError", "DeviceUnreadable", "DiskFailed", "EngineFailed", "Forbidden",
-    "IllegalTransition", "InMaintenance", "LaneFull", "MethodNotAllowed", "ModelFailed", "ModelNotFound", "NameRefused",
-    "NeverFits", "NoLease", "NoMemory", "NotFound", "NotOffered", "NotReachable", "OursError", "Overloaded",
-    "Preempted", "PreviousNotFound", "Problem", "PullFailed", "ReceiptTimeout", "RequestError", "RootInUse",
-    "RunTimeout", "ShuttingDown", "Stale", "TheirsError", "ThreadsUnsupported", "TierClosed", "TooLarge",
-    "UnitError", "UnsupportedMedia", "WaitExceeded", "WatchbillError",
+    "AuthenticationFailed", "Cancelled", "ConfigError", "DeviceUnreadable", "DiskFailed", "EngineFailed",
+    "Forbidden", "IllegalTransition", "InMaintenance", "LaneFull", "MethodNotAllowed", "ModelFailed",
+    "ModelNotFound", "NameRefused", "NeverFits", "NoLease", "NoMemory", "NoRoomToPull", "NotFound", "NotOffered",
+    "NotReachable", "OursError", "Overloaded", "Preempted", "PreviousNotFound", "Problem", "PullFailed",
+    "ReceiptTimeout", "RequestError", "RootInUse", "RunTimeout", "ShuttingDown", "Stale", "TheirsError",
+    "ThreadsUnsupported", "TierClosed", "TooLarge", "UnitError", "UnsupportedMedia", "WaitExceeded",
+    "WatchbillError",
 ]  # fmt: skip
 
 
@@ -326,6 +328,13 @@ class PullFailed(TheirsError):
 
     code = "pull_failed"
     status = 502
+
+
+class NoRoomToPull(PullFailed):
+    """The disk has no room for the model file; make room, and pull again."""
+
+    code = "disk_failed"
+    status = 507
 
 
 class NotReachable(TheirsError):

@@ -80,6 +80,8 @@ MATRIX_SETS_MAX = 4_096
 #: An uploaded model file. As long as it takes over a slow line.
 BLOB_BYTES_MAX = 2**41
 BLOB_RECEIPT_MS = 6 * 3_600_000
+#: A blob that is older than this and that no name uses is removed at the next start.
+BLOB_UNUSED_MS = 86_400_000
 #: Lines of progress of one pull per second: clients draw a bar with them.
 PULL_LINES_PER_S = 5
 #: Pulls at once that callers asked for; each has a thread.

@@ -1,5 +1,6 @@
 """A registry of models on loopback, as Ollama's library is one: manifests that name layers, and blobs."""
 
+import contextlib
 import hashlib
 import json
 import threading
@@ -20,6 +21,7 @@ class Registry:
         self.blobs: dict[str, bytes] = {}
         self.asked: list[str] = []
         self.url = ""
+        self.endless = False  # blobs have no length, and go on
 
     def add(self, name: str, **layers: bytes) -> None:
         """A model: `add("library/tiny:latest", model=..., system=...)`."""
@@ -45,6 +47,13 @@ def serving_registry() -> Iterator[Registry]:
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             found = registry.find(self.path)
+            if registry.endless and "/blobs/" in self.path:
+                self.send_response(200)
+                self.end_headers()
+                with contextlib.suppress(OSError):  # until the client has had enough
+                    for _ in range(1_000):
+                        self.wfile.write(bytes(2**20))
+                return
             self.send_response(200 if found is not None else 404)
             self.send_header("Content-Length", str(len(found or b"")))
             self.end_headers()

@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from support.registry import serving_registry
 from watchbill.catalog import EngineRules, Model
 from watchbill.errors import RequestError
 from watchbill.gateway.dialects.ollama.context import read_context, write_context
-from watchbill.runtime.library import Entry, extended
+from watchbill.runtime.library import Entry, Library, extended
 from watchbill.units import Bytes
 from wire.ollama_standin import Kept, OllamaStandin
 
@@ -194,6 +195,76 @@ async def test_a_pulled_file_that_is_no_model_is_refused(tmp_path: Path) -> None
             answer = await opened.ask("/api/pull", {"model": "bad"})
             assert "no model" in json.loads(answer.body.splitlines()[-1])["error"]
             assert await names(opened) == {"smol:latest", "vectors:latest"}
+
+
+@pytest.mark.parametrize(
+    ("size", "status", "said"),
+    [
+        (-5, 500, "cannot be"),
+        (2**62, 500, "cannot be"),
+        (10, 500, "declared were 10"),
+        (10**12, 507, "are missing"),
+        (None, 500, "cannot be"),
+    ],
+)
+async def test_a_layer_has_the_size_that_its_manifest_declares(
+    tmp_path: Path, size: int | None, status: int, said: str
+) -> None:
+    """R31: what cannot be, or has no room, is refused before a byte is fetched; nothing of it stays."""
+    with serving_registry() as registry:
+        registry.add("library/odd:latest", model=b"GGUF" + bytes(5_000))
+        [(place, manifest)] = registry.manifests.items()
+        layer = json.loads(manifest)["layers"][0]
+        sized = (
+            {**layer, "size": size} if size is not None else {n: v for n, v in layer.items() if n != "size"}
+        )
+        registry.manifests[place] = json.dumps({"layers": [sized]}).encode()
+        async with open_gateway(hello, catalog=HERE, root=tmp_path, registry=registry.url) as opened:
+            answer = await opened.ask("/api/pull", {"model": "odd", "stream": False})
+        assert answer.status == status and said in answer.json["error"], answer
+        assert size == 10 or len(registry.asked) == 1
+    blobs = tmp_path / "models" / "blobs"
+    assert not [path for path in blobs.rglob("*") if path.is_file()]
+
+
+async def test_a_server_that_sends_without_end_is_cut_at_the_declared_size(tmp_path: Path) -> None:
+    """R31: it says no length, so only the manifest bounds it; the part is removed."""
+    with serving_registry() as registry:
+        registry.endless = True
+        registry.add("library/odd:latest", model=b"GGUF" + bytes(5_000))
+        async with open_gateway(hello, catalog=HERE, root=tmp_path, registry=registry.url) as opened:
+            answer = await opened.ask("/api/pull", {"model": "odd", "stream": False})
+        assert answer.status == 500 and "larger than the 5,004 bytes" in answer.json["error"], answer
+    blobs = tmp_path / "models" / "blobs"
+    assert not [path for path in blobs.rglob("*") if path.is_file()]
+    assert {path.stat().st_mode & 0o777 for path in (blobs, blobs / ".pull")} == {0o700}
+
+
+def test_a_start_removes_halves_of_uploads_and_files_that_no_name_uses(tmp_path: Path) -> None:
+    """R31: not those of a name, of the config, or of yesterday's upload; and none while the names are unreadable."""
+    blobs = tmp_path / "blobs"
+    blobs.mkdir()
+    used, seen, declared, unused, fresh = (blobs / f"sha256-{digit * 64}" for digit in "12345")
+    half = blobs / f".{unused.name}.http-0badcafe-7"
+    for path in (used, seen, declared, unused, fresh, half, blobs / "mine.txt"):
+        path.write_bytes(b"x")
+        os.utime(path, (1, 1))
+    os.utime(fresh)
+    entry = Entry("a", file=f"blobs/{used.name}", projector=f"blobs/{seen.name}")
+    asyncio.run(Library.of(tmp_path, HERE).put(None, entry))
+    models = {
+        **HERE.models,
+        "own": replace(HERE.models["smol"], name="own", aliases=(), source=str(declared)),
+    }
+    library = Library.of(tmp_path, replace(HERE, models=models))
+    (tmp_path / "library.json.unreadable").touch()
+    assert library.sweep() == 1 and not half.exists() and unused.exists()
+    (tmp_path / "library.json.unreadable").unlink()
+    assert library.sweep() == 1
+    assert {path.name for path in blobs.iterdir()} == {
+        each.name for each in (used, seen, declared, fresh)
+    } | {"mine.txt"}
+    assert blobs.stat().st_mode & 0o777 == 0o700
 
 
 # ------------------------------------------------------------------ generation

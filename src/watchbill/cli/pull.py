@@ -214,7 +214,6 @@ def _pull_alone(name: str, root: Root, where: Where) -> _Told:
                 fetched = fetched or step.completed < (step.total or 0)
                 report(step.completed, step.total)
 
-        (root.models / BLOBS).mkdir(parents=True, exist_ok=True)
         layers = pull_layers(read_reference(name, registry=registry_address()), root.models / BLOBS, tell)
     entry = entry_of(name.removesuffix(":latest"), layers, root.models)
     try:

@@ -19,8 +19,9 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 __all__ = [
-    "FILE_MODE", "PRIVATE_MODE", "NotAFile", "create_file", "fsync_folder", "is_left_draft", "make_folder",
-    "make_subfolder", "move_file", "open_folder", "open_regular", "open_shared", "put_file", "pwrite_all",
+    "FILE_MODE", "PRIVATE_FOLDER_MODE", "PRIVATE_MODE", "NotAFile", "create_file", "fsync_folder", "is_left_draft",
+    "make_folder", "make_private_folder", "make_subfolder", "move_file", "open_folder", "open_regular",
+    "open_shared", "put_file", "pwrite_all",
     "read_regular", "rename_noreplace", "replace_file", "sync_data", "sync_filesystem", "write_all",
     "write_file", "write_file_durable", "writing",
 ]  # fmt: skip
@@ -30,6 +31,7 @@ FILE_MODE = 0o660
 FOLDER_MODE = 0o770
 #: Files that only their owner may read.
 PRIVATE_MODE = 0o600
+PRIVATE_FOLDER_MODE = 0o700
 _GROUP_BITS = 0o070
 _TO_WRITE = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 _OWN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -158,6 +160,12 @@ def make_folder(path: Path) -> None:
     for folder in reversed(missing):
         make_subfolder(folder)
         fsync_folder(folder.parent)
+
+
+def make_private_folder(path: Path) -> None:
+    """Make a folder that only its owner can look into, also where it was there before."""
+    make_folder(path)
+    path.chmod(PRIVATE_FOLDER_MODE)
 
 
 def make_subfolder(path: str | Path, *, dir_fd: int | None = None, exist_ok: bool = True) -> None:

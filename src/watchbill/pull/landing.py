@@ -22,16 +22,16 @@ from typing import NamedTuple, TypeVar
 import msgspec
 
 from watchbill import limits
-from watchbill.errors import NameRefused, PullFailed
-from watchbill.files.atomic import move_file, replace_file, write_all
+from watchbill.errors import NameRefused, NoRoomToPull, PullFailed
+from watchbill.files.atomic import PRIVATE_MODE, make_private_folder, move_file, replace_file, write_all
 from watchbill.files.disk import DISK_FULL
 from watchbill.names import header_text, inside
 
-__all__ = ["Landing", "Part", "Progress", "Pulled", "Wanted"]
+__all__ = ["Landing", "Part", "Progress", "Pulled", "Wanted", "check_room"]
 
 R = TypeVar("R", bound=msgspec.Struct)
-#: As the model files beside them: what the umask allows.
-_RECORD_MODE = 0o666
+#: A model file is as readable as the umask allows, unless it is private. What lies in `.pull` is the owner's alone.
+_FILE_MODE = 0o666
 #: Bytes done, bytes in all; None while that is unknown.
 Progress = Callable[[int, int | None], None]
 
@@ -51,6 +51,8 @@ class Wanted(NamedTuple):
     source: str
     sha256: str | None = None  #: None: unknown; the hash is recorded when the file arrives
     origin: Path | None = None  #: the file on this machine that it is copied from
+    size_bytes: int | None = None  #: None: as large as the source says; else never a byte more or less
+    is_private: bool = False  #: for this user alone
 
 
 class Record(msgspec.Struct, frozen=True):
@@ -113,9 +115,10 @@ class Landing:
     @contextmanager
     def receive(self) -> Generator["Part"]:
         """The part, locked, with what arrived on earlier days. Left without `finish`, it is kept for another."""
-        self.side.mkdir(parents=True, exist_ok=True)
+        self._make_side()
         place = self.side / f"{self.wanted.name}.part"
-        with open(place, "a+b", buffering=0) as file:
+        mode = PRIVATE_MODE if self.wanted.is_private else _FILE_MODE
+        with open(place, "a+b", buffering=0, opener=lambda path, flags: os.open(path, flags, mode)) as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 ours = os.path.samestat(os.fstat(file.fileno()), os.stat(place))
@@ -128,10 +131,7 @@ class Landing:
 
     def check_room(self, needed_bytes: int) -> None:
         """Refuses a file that the disk cannot hold, before an hour was spent on it."""
-        free = shutil.disk_usage(self.side).free
-        if needed_bytes > free:
-            name, folder = self.wanted.name, self.side.parent
-            raise PullFailed(f"{name} needs {needed_bytes:,} bytes, and the disk of {folder} has {free:,}")
+        check_room(self.side.parent, self.wanted.name, needed_bytes)
 
     def land(self, part: Path, sha256: str) -> None:
         """Makes a synced part the file."""
@@ -140,8 +140,11 @@ class Landing:
 
     def _remember(self, file: Path, sha256: str) -> None:
         status = file.stat()
-        self.side.mkdir(exist_ok=True)
+        self._make_side()
         _write(self._record_path, Record(self.wanted.source, sha256, status.st_size, status.st_mtime_ns))
+
+    def _make_side(self) -> None:
+        make_private_folder(self.side)
 
     def _hash_of(self, path: Path) -> str:
         total = path.stat().st_size
@@ -172,6 +175,14 @@ class Part:
             self._rehash()
         else:
             self.restart()
+        if self.size_bytes > self.bound_bytes:
+            self.restart()  # a part of something else
+
+    @property
+    def bound_bytes(self) -> int:
+        """How large it may get."""
+        declared = self.wanted.size_bytes
+        return limits.PULL_FILE_BYTES_MAX if declared is None else declared
 
     def restart(self, validator: str = "") -> None:
         """Throws away what has arrived. `validator` marks the version that comes now."""
@@ -179,9 +190,20 @@ class Part:
         self._hash, self.size_bytes, self.validator = hashlib.sha256(), 0, validator
         _write(self._notes, PartRecord(self.wanted.source, validator))
 
+    def discard(self) -> None:
+        """Removes what has arrived: it is not what was asked for."""
+        self._path.unlink(missing_ok=True)
+        self._notes.unlink(missing_ok=True)
+
     def write(self, chunk: bytes, total: int | None, *, done_before: int = 0) -> None:
         """Takes the next bytes. `done_before` is work that `total` counts and that lies behind us."""
-        if self.size_bytes + len(chunk) > limits.PULL_FILE_BYTES_MAX:
+        if self.size_bytes + len(chunk) > self.bound_bytes:
+            self.discard()
+            declared = self.wanted.size_bytes
+            if declared is not None:
+                raise PullFailed(
+                    f"{self.wanted.name} is larger than the {declared:,} bytes that were declared"
+                )
             raise PullFailed(f"{self.wanted.name} is larger than any model file; is the address right?")
         self._write_all(chunk)
         self._hash.update(chunk)
@@ -192,7 +214,7 @@ class Part:
         """Compares the hash (the caller's, else the source's own) and puts the file in its place, synced."""
         expected, actual = self.wanted.sha256 or sha256, self._hash.hexdigest()
         if expected is not None and actual != expected:
-            self.restart()
+            self.discard()
             what = f"its sha256 is {actual}, wanted is {expected}"
             raise PullFailed(f"{self.wanted.name} is damaged or another file: {what}")
         os.fsync(self._file.fileno())
@@ -205,13 +227,23 @@ class Part:
         except OSError as error:
             if error.errno not in DISK_FULL:
                 raise
-            raise PullFailed(f"no room for {self.wanted.name} in {self._path.parent.parent}") from error
+            raise NoRoomToPull(f"no room for {self.wanted.name} in {self._path.parent.parent}") from error
 
     def _rehash(self) -> None:
         self._file.seek(0)
         while chunk := self._file.read(limits.PULL_CHUNK_BYTES):
             self._hash.update(chunk)
             self.size_bytes += len(chunk)
+
+
+def check_room(folder: Path, what: str, needed_bytes: int) -> None:
+    """Raises NoRoomToPull when the disk of a folder cannot hold so many more bytes."""
+    free = shutil.disk_usage(folder).free
+    if needed_bytes > free:
+        missing = needed_bytes - free
+        raise NoRoomToPull(
+            f"{what} needs {needed_bytes:,} bytes, and the disk of {folder} has {free:,}: {missing:,} are missing"
+        )
 
 
 def _read(path: Path, kind: type[R]) -> R | None:
@@ -224,4 +256,4 @@ def _read(path: Path, kind: type[R]) -> R | None:
 
 
 def _write(path: Path, record: msgspec.Struct) -> None:
-    replace_file(path, msgspec.json.encode(record), mode=_RECORD_MODE)
+    replace_file(path, msgspec.json.encode(record), mode=PRIVATE_MODE)

@@ -2,9 +2,11 @@
 
 A name leads to a manifest, the manifest to layers: the model's file, and small ones with its system text, parameters,
 messages, license and projector. Each layer lies in `blobs/` under its sha256, which is compared as it arrives; a layer
-that is there already is not fetched again, and one that broke off is continued.
+that is there already is not fetched again, and one that broke off is continued. A layer has the size that its manifest
+declares, and nothing is fetched unless there is room for all that is missing.
 """
 
+import contextlib
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -14,9 +16,10 @@ import msgspec
 
 from watchbill import limits
 from watchbill.errors import NameRefused, PullFailed
+from watchbill.files.atomic import make_private_folder
 from watchbill.names import check_model_name
 from watchbill.pull import web
-from watchbill.pull.landing import Landing, Wanted
+from watchbill.pull.landing import Landing, Wanted, check_room
 
 __all__ = [
     "REGISTRY",
@@ -63,7 +66,7 @@ class Reference(NamedTuple):
 class _Layer(msgspec.Struct):
     mediaType: str
     digest: str
-    size: int = 0
+    size: int = -1
 
 
 class _Manifest(msgspec.Struct):
@@ -118,6 +121,8 @@ def pull_layers(reference: Reference, folder: Path, tell: Callable[[Step], None]
     tell(Step("pulling manifest"))
     manifest = _manifest(reference)
     wanted = _wanted(manifest)
+    make_private_folder(folder)
+    _check_sizes(reference, wanted, folder)
     files = [(_kind(layer), _fetch(reference, layer, folder, tell)) for layer in wanted]
     tell(Step("verifying sha256 digest"))
     return _put_together(files, reference.repository)
@@ -136,6 +141,27 @@ def layers_in(manifest: bytes, blobs: Path) -> Layers:
 def _wanted(manifest: _Manifest) -> list[_Layer]:
     layers = manifest.layers[: limits.MANIFEST_LAYERS_MAX]
     return [layer for layer in layers if _kind(layer) in (_MODEL, _PROJECTOR, *_SMALL)]
+
+
+def _check_sizes(reference: Reference, layers: list[_Layer], folder: Path) -> None:
+    """Raises PullFailed for a size that none can have, and where the disk has no room for what is missing."""
+    for layer in layers:
+        is_small = _kind(layer) in _SMALL
+        if (
+            not 0
+            <= layer.size
+            <= (limits.LIBRARY_ENTRY_BYTES_MAX if is_small else limits.PULL_FILE_BYTES_MAX)
+        ):
+            raise PullFailed(
+                f"{reference.repository} has a {_kind(layer)} of {layer.size} bytes, which cannot be"
+            )
+    missing = {_digest(layer): layer.size for layer in layers}
+    for digest in list(missing):
+        with contextlib.suppress(FileNotFoundError):
+            missing[digest] -= (folder / ".pull" / f"sha256-{digest}.part").stat().st_size
+        if (folder / f"sha256-{digest}").exists():
+            del missing[digest]
+    check_room(folder, reference.repository, sum(missing.values()))
 
 
 def _kind(layer: _Layer) -> str:
@@ -165,14 +191,13 @@ def _manifest(reference: Reference) -> _Manifest:
 
 def _fetch(reference: Reference, layer: _Layer, folder: Path, tell: Callable[[Step], None]) -> Path:
     digest = _digest(layer)
-    if _kind(layer) in _SMALL and layer.size > limits.LIBRARY_ENTRY_BYTES_MAX:
-        raise PullFailed(f"{reference.repository} has a text of {layer.size} bytes")
     url, status = f"{reference.url}/blobs/{layer.digest}", f"pulling {digest[:12]}"
 
     def progress(done: int, total: int | None) -> None:
         tell(Step(status, layer.digest, total or layer.size, done))
 
-    landing = Landing(folder, Wanted(f"sha256-{digest}", url, digest), progress)
+    wanted = Wanted(f"sha256-{digest}", url, digest, size_bytes=layer.size, is_private=True)
+    landing = Landing(folder, wanted, progress)
     if landing.found() is None:
         web.fetch(url, landing)
     tell(Step(status, layer.digest, layer.size, layer.size))

@@ -143,6 +143,11 @@ class _Download:
         return int(length) if length.isdecimal() else None
 
     def _take(self, answer: http.client.HTTPResponse, total: int | None) -> None:
+        declared = self._part.wanted.size_bytes
+        if declared is not None and total not in (None, declared):
+            self._part.discard()
+            raise PullFailed(f"{header_text(self._url)} has {total:,} bytes, declared were {declared:,}")
+        total = declared if total is None else total
         if total is not None:
             self._landing.check_room(total - self._part.size_bytes)
         while chunk := answer.read(limits.PULL_CHUNK_BYTES):

@@ -12,6 +12,7 @@ callers made come before those of files.
 """
 
 import asyncio
+import re
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -22,9 +23,9 @@ import msgspec
 
 from watchbill.catalog import Catalog, EngineRules, Model
 from watchbill.errors import DiskFailed, ModelNotFound, PullFailed, RequestError, TooLarge
-from watchbill.files.atomic import make_folder, read_regular, replace_file
+from watchbill.files.atomic import PRIVATE_FOLDER_MODE, make_folder, read_regular, replace_file
 from watchbill.gguf import GgufError, read_header
-from watchbill.limits import LIBRARY_BYTES_MAX, LIBRARY_ENTRIES_MAX
+from watchbill.limits import BLOB_UNUSED_MS, LIBRARY_BYTES_MAX, LIBRARY_ENTRIES_MAX
 from watchbill.pull.registry import REGISTRY, Layers
 from watchbill.quoting import quoted
 from watchbill.runtime.driver import Driver
@@ -37,6 +38,9 @@ __all__ = ["Entry", "Library", "entry_of", "extended", "listed", "plain_name", "
 FILE = "library.json"
 BLOBS = "blobs"
 _LLAMACPP = "llamacpp"
+_BLOB = re.compile(r"sha256-[0-9a-f]{64}")
+#: An upload that has not ended; its last word is the request's id.
+_DRAFT = re.compile(rf"\.{_BLOB.pattern}\.[a-z0-9-]+")
 
 
 class Library:
@@ -65,6 +69,32 @@ class Library:
         library = cls(folder, declared, registry, is_default=is_default)
         library.read()
         return library
+
+    def sweep(self) -> int:
+        """Removes what is left in `blobs`: halves of uploads, and files older than a day that no name uses.
+
+        Returns how many files it removed; blocks. For the daemon that holds the root, before it serves. Keeps every
+        file where the entries could not be read."""
+        if not (self.folder / BLOBS).is_dir():
+            return 0
+        (self.folder / BLOBS).chmod(PRIVATE_FOLDER_MODE)
+        drafts = [path for path in (self.folder / BLOBS).iterdir() if _DRAFT.fullmatch(path.name)]
+        unused = [] if (self.folder / f"{FILE}.unreadable").exists() else self._unused()
+        self._unlink([*drafts, *unused])
+        return len(drafts) + len(unused)
+
+    def _unused(self) -> list[Path]:
+        before_s = time.time() - BLOB_UNUSED_MS / 1000
+        named = {each for entry in self._entries.values() for each in (entry.file, entry.projector) if each}
+        config = repr(self._declared.models.values())  # wherever a model of the config names a file
+        return [
+            path
+            for path in (self.folder / BLOBS).iterdir()
+            if _BLOB.fullmatch(path.name)
+            and f"{BLOBS}/{path.name}" not in named
+            and path.name not in config
+            and path.lstat().st_mtime < before_s
+        ]
 
     def read(self) -> None:
         """Reads the entries and looks at the shelf; blocks.
@@ -186,7 +216,7 @@ class Library:
             path = self.path_of(entry)
             # Only blobs are the library's own: a name may stand for the operator's file, or for one of Ollama's.
             if path is not None and path.parent == self.folder / BLOBS and not self._is_needed(path):
-                await asyncio.to_thread(path.unlink, missing_ok=True)
+                await asyncio.to_thread(self._unlink, [path])
 
     async def _remove_file(self, driver: Driver | None, name: str) -> None:
         """Takes a model of the models folder off the shelf: first out of memory, then off the disk."""
@@ -215,7 +245,7 @@ class Library:
         for file in files:
             try:
                 file.unlink(missing_ok=True)
-                (self.folder / ".pull" / f"{file.name}.json").unlink(missing_ok=True)
+                (file.parent / ".pull" / f"{file.name}.json").unlink(missing_ok=True)
             except OSError as error:  # whichever errno: the caller is told
                 raise DiskFailed(f"{file.name} cannot be removed: {error.strerror}") from error
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, BinaryIO, cast
 import msgspec
 
 from watchbill.errors import DiskFailed, ModelNotFound, NotOffered, RequestError, TooLarge
-from watchbill.files.atomic import make_folder, move_file, writing
+from watchbill.files.atomic import PRIVATE_MODE, make_private_folder, move_file, writing
 from watchbill.gateway.dialects.ollama import request
 from watchbill.gateway.dialects.ollama.names import Found, asked_name, check_name, find
 from watchbill.gateway.dialects.ollama.progress import tell_progress
@@ -169,10 +169,10 @@ class LibraryApi:
         return self._library.blob(digest.lower())
 
     async def _receive(self, context: RequestContext, draft: Path, path: Path) -> None:
-        await asyncio.to_thread(make_folder, path.parent)
+        await asyncio.to_thread(make_private_folder, path.parent)
         hashed, size, is_right = hashlib.sha256(), 0, False
         try:
-            with writing(draft) as file:
+            with writing(draft, mode=PRIVATE_MODE) as file:
                 async for piece in self._gateway.bodies.pieces(context, BLOB_RECEIPT_MS):
                     size += len(piece)
                     if size > BLOB_BYTES_MAX:

@@ -238,7 +238,6 @@ class _FromRegistry(_Work):
         self.layers: Layers | None = None
 
     def run(self) -> None:
-        self._folder.mkdir(parents=True, exist_ok=True)
         self.layers = pull_layers(self._reference, self._folder, self.report)
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NamedTuple, cast
 
 from watchbill.errors import DiskFailed, WatchbillError
-from watchbill.files.atomic import make_folder
+from watchbill.files.atomic import make_private_folder
 from watchbill.gateway.lifting import Lifted
 from watchbill.gateway.resume import Begun
 from watchbill.limits import RESPONSES_BACKGROUND_MAX
@@ -32,7 +32,6 @@ Fields = dict[str, object]
 _log = logging.getLogger("watchbill.gateway")
 #: Headers that say how a request is to be treated; keys and cookies are not written down.
 _KEPT_HEADERS = "x-watchbill-"
-_PRIVATE_FOLDER = 0o700
 
 
 class Parked(NamedTuple):
@@ -155,8 +154,7 @@ class Stasis:
 def _open(folder: Path) -> AsyncSpool:
     """Opens the spool, in a folder for the daemon's own user alone. Raises what a Spool raises."""
     try:
-        make_folder(folder)
-        folder.chmod(_PRIVATE_FOLDER)
+        make_private_folder(folder)
     except OSError as error:
         raise disk_fault(error, f"open {folder}") from error
     return AsyncSpool(folder)
