@@ -207,6 +207,31 @@ def test_husky_goes_on_beside_the_hook_and_its_next_install_is_noticed(
     assert (hook.read_text(), warnings(spool)) == ('#!/usr/bin/env sh\n. "$(dirname "$0")/h"', [])
 
 
+def test_the_hint_of_a_replaced_hook_works_when_it_is_pasted(
+    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SPOOL-11: also where no `watchbill` is on the PATH."""
+    install(repository, tmp_path / "spool")
+    (repository / ".git" / "hooks" / "post-commit").unlink()
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    (warning,) = warnings(tmp_path / "spool")
+    assert f"run: {sys.executable} -m watchbill spool hook install" in warning
+
+
+def test_remove_after_another_program_wrote_its_hook_anew_leaves_no_copy_of_it(
+    repository: Path, tmp_path: Path
+) -> None:
+    """SPOOL-11: husky's reinstall writes the same hook over ours; a hook that differs is somebody's and stays."""
+    install_husky(repository)
+    hook = install(repository, tmp_path / "spool")
+    install_husky(repository)
+    merged = hook.with_name("post-merge")
+    merged.write_text("#!/bin/sh\n# mine\n")
+    remove(repository)
+    left = sorted(path.name for path in hook.parent.glob("*before-watchbill*"))
+    assert left == ["post-merge.before-watchbill"]
+
+
 @pytest.mark.parametrize("times", [1, 3])
 def test_remove_leaves_the_hooks_as_the_last_other_program_wrote_them(
     repository: Path, tmp_path: Path, times: int

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from watchbill.spool import Appended, Corpus, Drain, PoisonEvent, Spool, State, entries, reader, stats
+from watchbill.spool.corpora import are_in_corpora
 from watchbill.spool.events import Id
 
 Say = Callable[[object], None]
@@ -80,6 +81,38 @@ def test_an_event_is_in_the_corpus_or_in_poison_whichever_way_its_three_tries_en
         arrived = "stored" in deaths
         assert (stored(corpus), poisoned(spool)) == ((["1"], []) if arrived else ([], ["1"]))
         assert stats(spool).done == arrived
+
+
+@pytest.mark.parametrize(("last", "kept"), [("leased", 1), ("stored", 1), ("handled", 0)])
+def test_a_recovery_without_a_corpus_asks_the_one_that_the_drain_has_noted(
+    path: Path, corpus: Path, child: Callable[..., Any], last: str, kept: int
+) -> None:
+    """SPOOL-07: of a shell's `dequeue` beside a drain that was killed; it gave up what the corpus had."""
+    with Spool(path) as spool:
+        spool.enqueue(event(1))
+    deaths = ("stored", "leased", "leased") if last == "leased" else ("leased", "leased", last)
+    for where in deaths:
+        die(path, {"*": corpus}, where, child)
+    with Spool(path) as spool:
+        recovered = spool.recover()
+        assert (recovered.returned, recovered.poisoned) == (kept, 1 - kept)
+        Drain(spool, Corpus(corpus)).run_once()
+        assert (stored(corpus), poisoned(spool)) == ((["1"], []) if kept else ([], ["1"]))
+
+
+def test_a_noted_corpus_is_only_read(path: Path, corpus: Path) -> None:
+    """R31: who may write to a spool may note any file; what is no corpus, or not there, is passed over."""
+    other = corpus.with_name("not mine")
+    other.write_bytes(b'x\n{"id": "1"}\nno newline')
+    with Spool(path) as spool:
+        layout = spool.layout
+        (path / ".corpora").write_bytes(b"/dev/zero\nrelative\n\0\n%b\n%b\n" % (bytes(other), bytes(corpus)))
+        assert are_in_corpora(layout, [b"", b'{"id": "1"}'])
+        assert not are_in_corpora(layout, [b"", b'{"id": "2"}', b"no newline"])
+        (path / ".corpora").unlink()
+        (path / ".corpora").symlink_to(other)
+        assert not are_in_corpora(layout, [b'{"id": "1"}'])
+    assert other.read_bytes().endswith(b"no newline") and not corpus.exists()
 
 
 def test_what_is_in_the_corpus_already_is_not_given_up_for_its_handler(

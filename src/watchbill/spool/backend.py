@@ -117,8 +117,10 @@ class AnySpool(Protocol):
         """Put back what dead workers have leased."""
         ...
 
-    def spare(self, is_stored: Callable[[list[tuple[Event, bytes]]], bool]) -> None:
-        """Never poison an event because its workers died if it is stored where they store events."""
+    def spare(
+        self, is_stored: Callable[[list[tuple[Event, bytes]]], bool], corpora: Sequence[Path] = ()
+    ) -> None:
+        """Never poison an event because its workers died if it is stored where they store events: in `corpora`."""
         ...
 
     def wait(self, timeout_s: float) -> bool:

@@ -84,7 +84,7 @@ class Drain:
         self._given_up = spool.given_up
         self._stop = threading.Event()
         self._active_at_s = time.monotonic()
-        spool.spare(self._is_any_stored)
+        spool.spare(self._is_any_stored, [corpus.path for corpus in self._corpora.values()])
         self.report = DrainReport()
         self.last_error = ""  # the disk's last error, for `status` and progress lines
 

@@ -16,12 +16,14 @@ This module starts no process: the script calls git, and Python only reads what 
 
 import contextlib
 import fcntl
+import filecmp
 import fnmatch
 import hashlib
 import json
 import os
 import re
 import shlex
+import shutil
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -131,7 +133,7 @@ class Status:
         return self._told(first, f"this worktree has a hooks folder of its own{more}")
 
     def _told(self, repository: Path, what: str) -> str:
-        again = f"watchbill spool hook install {shlex.quote(str(repository))}"
+        again = shlex.join([*_program(), "spool", "hook", "install", str(repository)])
         spool = f" --spool {shlex.quote(str(self.spool))}" if self.spool else ""
         return f"commits in {repository} are no events: {what}; run: {again}{spool}"
 
@@ -274,7 +276,7 @@ def remove(repository: Path, *, hooks: Path | None = None) -> bool:
 def _remove_one(folder: Path, name: str) -> bool:
     hook, before, link = folder / name, folder / (name + _BEFORE), folder / _BEFORE_FOLDER / name
     if not _is_ours(hook):
-        return False
+        return _leave_to_others(hook, before)
     if os.path.lexists(before):
         before.rename(hook)
     else:
@@ -285,6 +287,22 @@ def _remove_one(folder: Path, name: str) -> bool:
     with contextlib.suppress(OSError):
         link.parent.rmdir()
     return True
+
+
+def _leave_to_others(hook: Path, before: Path) -> bool:
+    """Take away what we kept of a hook that its program has written anew over ours, or put it back where ours is gone.
+    Another hook, which may be a person's, stays. Returns False: none of ours was there."""
+    if before.is_file() and not os.path.lexists(hook):
+        before.rename(hook)
+    elif before.is_file() and hook.is_file() and filecmp.cmp(before, hook, shallow=False):
+        before.unlink()
+    return False
+
+
+def _program() -> list[str]:
+    """The words that start Watchbill in the terminal of whoever reads them: `make up` puts no program on the PATH."""
+    found = shutil.which("watchbill") is not None
+    return ["watchbill"] if found else [sys.executable, "-m", "watchbill"]
 
 
 def _superseded(before: Path) -> list[Path]:

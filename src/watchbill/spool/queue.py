@@ -26,6 +26,7 @@ from watchbill.files.atomic import NotAFile, make_folder, read_regular, write_fi
 from watchbill.files.watch import Watch
 from watchbill.spool.backend import leased_for_a_block
 from watchbill.spool.consumer import Consumer, Lease, reason_bytes, rest_after
+from watchbill.spool.corpora import note_corpora
 from watchbill.spool.events import Event, encode, refuse_bundle
 from watchbill.spool.faults import (
     EventRefused,
@@ -111,6 +112,7 @@ class Spool:
         self.attempts = attempts
         self._event_bytes_max = event_bytes_max
         self._recovery = Rules(attempts, foreign_lease_s)
+        self._corpora: tuple[Path, ...] = ()  # of a drain of ours
         self._sign = signer.sign if signer is not None else None
         self._lock = threading.RLock()
         self._turn = Turn()
@@ -316,6 +318,7 @@ class Spool:
         `foreign_lease_s`. With `start` it waits for a replay by another process.
         """
         try:
+            note_corpora(self.layout, self._corpora)
             replay_dead(self.layout, wait=start)
             result = recover(self.layout, self._recovery)
         except OSError as error:
@@ -327,9 +330,14 @@ class Spool:
             consumer.wake()
         return result
 
-    def spare(self, is_stored: Callable[[list[tuple[Event, bytes]]], bool]) -> None:
-        """Let recovery put back, and never poison, files of which `is_stored` finds an event in the worker's store."""
+    def spare(
+        self, is_stored: Callable[[list[tuple[Event, bytes]]], bool], corpora: Sequence[Path] = ()
+    ) -> None:
+        """Let recovery put back, and never poison, files of which `is_stored` finds an event in the worker's store.
+
+        `corpora` are its files: they are noted in the spool before the first lease, for recoveries of other workers."""
         self._recovery = replace(self._recovery, is_stored=is_stored)
+        self._corpora = tuple(corpora)
 
     def wait(self, timeout_s: float) -> bool:
         """Sleep until something may have arrived, at most `timeout_s`. It may be wrong, so check the queue."""

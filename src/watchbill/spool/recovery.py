@@ -2,8 +2,9 @@
 
 Takes only folders that it can lock, so it never takes events from a worker that is alive; on a mount that other hosts
 share, their workers are dead after a silence (`Witness`). An event that has used up its
-attempts (it may be the cause of its workers' deaths) goes to poison instead, unless it is stored already: then the next
-worker only has to finish it. Files that a foreign program leased without a lock are taken back ten minutes after they
+attempts (it may be the cause of its workers' deaths) goes to poison instead, unless it is stored already, in our own
+corpus or one that a drain of this host has noted (`corpora`): then it goes back, and the drain that leases it next only
+has to finish it. Files that a foreign program leased without a lock are taken back ten minutes after they
 were leased or touched, also at a start: until then a living worker cannot be told from a dead one.
 """
 
@@ -19,6 +20,7 @@ from pathlib import Path
 from watchbill.files.atomic import open_folder, write_file
 from watchbill.files.owner import LOCK_NAME, remove_folder, sweep_newborns, take_dead
 from watchbill.spool.consumer import move_unique, reason_bytes
+from watchbill.spool.corpora import are_in_corpora
 from watchbill.spool.events import Event
 from watchbill.spool.item import read_events
 from watchbill.spool.layout import Layout, State, walk_events
@@ -129,7 +131,7 @@ def _remove_rest(worker: str, workers: int) -> None:
 
 def _take_back(layout: Layout, path: Path, rules: Rules, result: Recovered, attempt: int) -> None:
     """Move one file back. `attempt` is the one that failed: a foreign lease does not change the name."""
-    worn_out = attempt >= rules.attempts and not rules.is_stored(read_events(path))
+    worn_out = attempt >= rules.attempts and not _is_stored(layout, rules, read_events(path))
     state = State.POISON if worn_out else State.QUEUE
     name = with_attempt(path.name, attempt)
     if worn_out:
@@ -151,6 +153,11 @@ def _take_back(layout: Layout, path: Path, rules: Rules, result: Recovered, atte
         return  # its holder finished it, or another recovery was faster
     result.returned += not worn_out
     result.poisoned += worn_out
+
+
+def _is_stored(layout: Layout, rules: Rules, events: list[tuple[Event, bytes]]) -> bool:
+    """Whether our own store has one of these events, or a corpus that another worker's drain has noted."""
+    return rules.is_stored(events) or are_in_corpora(layout, (line for _, line in events))
 
 
 def _foreign_is_over(path: Path, foreign_lease_s: float) -> bool:

@@ -343,8 +343,12 @@ class JetSpool:
         self._call(sweep, "recover the spool")
         return Recovered()
 
-    def spare(self, is_stored: Callable[[list[tuple[Event, bytes]]], bool]) -> None:
-        """Deliver, and never poison, events whose workers died if `is_stored` finds them in the worker's store."""
+    def spare(
+        self, is_stored: Callable[[list[tuple[Event, bytes]]], bool], corpora: Sequence[Path] = ()
+    ) -> None:
+        """Deliver, and never poison, events whose workers died if `is_stored` finds them in the worker's store. Workers
+        elsewhere do not see its files, so they are not noted."""
+        del corpora
         self._is_stored = is_stored
 
     def wait(self, timeout_s: float) -> bool:
