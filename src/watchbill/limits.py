@@ -25,6 +25,8 @@ HEADER_TEXT_CHARS_MAX = 256
 
 # ------------------------------------------------------------------ config
 
+#: A scenario of `simulate`; one with a hundred models has some 20 KiB.
+SCENARIO_BYTES_MAX = 2**20
 #: A hundred models with long prompts take some 50 KiB.
 CONFIG_FILE_BYTES_MAX = 512 * 2**10
 #: Keys of one table, or values of one list: models, lanes, engines. The scheduler takes a changed config over in one

@@ -20,6 +20,7 @@ from watchbill.cli.session import Session
 from watchbill.cli.status import fields, figure, rows_of
 from watchbill.cli.terminal import Column, plain
 from watchbill.errors import ConfigError
+from watchbill.files.given import open_given
 from watchbill.limits import BATCH_LINE_BYTES_MAX, CLI_BATCH_LOOK_S
 
 __all__ = ["app"]
@@ -146,7 +147,7 @@ def results(
 
 def _upload(session: Session, path: Path, endpoint: str | None, window: str) -> bytes:
     try:
-        with path.open("rb") as file:
+        with open(open_given(path), "rb") as file:
             url = endpoint or _url_of(file.readline(BATCH_LINE_BYTES_MAX), path)
             size = os.fstat(file.fileno()).st_size
             file.seek(0)

@@ -20,6 +20,7 @@ from watchbill.cli.options import QUIET, ROOT, follow_option
 from watchbill.cli.spool_choice import AsJson, Config, in_config
 from watchbill.cli.terminal import Column, Terminal, plain
 from watchbill.errors import TheirsError
+from watchbill.files.given import OddFile
 from watchbill.root import find_root
 from watchbill.spool import reader
 from watchbill.spool.events import Event
@@ -204,7 +205,14 @@ def _readable(path: Path) -> Generator[None]:
         yield
     except BrokenPipeError:
         raise
-    except (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError, ValueError) as error:
+    except (
+        FileNotFoundError,
+        PermissionError,
+        IsADirectoryError,
+        NotADirectoryError,
+        OddFile,
+        ValueError,
+    ) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
         raise TheirsError(f"cannot read the corpus {path}: {(reason or str(error)).lower()}") from error
 

@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import cast
 
 from watchbill.errors import OursError
+from watchbill.files.given import read_given
 from watchbill.fleet.folder import places
 from watchbill.fleet.folder.disk import FolderDisk
+from watchbill.limits import CONFIG_FILE_BYTES_MAX
 from watchbill.root import find_root
 
 __all__ = ["FLEET_VARIABLE", "find_fleet", "open_fleet"]
@@ -39,7 +41,7 @@ def _configured(environment: Mapping[str, str]) -> Path | None:
     home = Path(environment.get("XDG_CONFIG_HOME") or Path.home() / ".config")
     for file in (Path("watchbill.toml"), home / "watchbill" / "watchbill.toml"):
         try:
-            content = tomllib.loads(file.read_text(encoding="utf-8"))
+            content = tomllib.loads(read_given(file, CONFIG_FILE_BYTES_MAX).decode("utf-8"))
         except FileNotFoundError:
             continue
         except (OSError, ValueError) as error:

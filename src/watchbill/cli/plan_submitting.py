@@ -20,6 +20,7 @@ from watchbill.cli.plan_agents import Agents
 from watchbill.cli.plan_checking import WRONG, find_plan, read_with_bash, tell
 from watchbill.cli.terminal import Terminal, plain
 from watchbill.errors import OursError
+from watchbill.files.given import open_given
 from watchbill.fleet.folder import places
 from watchbill.fleet.folder.disk import FolderDisk
 from watchbill.fleet.folder.places import make_fleet
@@ -94,7 +95,7 @@ def read_inputs(pairs: Sequence[str], inputs: str | None) -> dict[str, str]:
 
 
 def _content_of(file: Path) -> str:
-    with file.open(encoding="utf-8") as opened:
+    with open(open_given(file), encoding="utf-8") as opened:
         return opened.read(limits.PLAN_INPUTS_BYTES_MAX + 1)
 
 

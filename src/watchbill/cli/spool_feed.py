@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from watchbill.errors import TheirsError
+from watchbill.files.given import open_given
 from watchbill.limits import CLI_ENQUEUE_BATCH_BYTES_MAX, CLI_ENQUEUE_BATCH_MAX
 from watchbill.spool import EventRefused
 from watchbill.spool.backend import AnySpool
@@ -99,7 +100,7 @@ def _tell(stored: Callable[[list[str]], None], names: list[str]) -> None:
 
 def _open(source: str) -> int:
     try:
-        return os.open(Path(source).expanduser(), os.O_RDONLY | os.O_CLOEXEC)
+        return open_given(Path(source).expanduser())
     except (OSError, ValueError) as error:  # whichever errno: the operator named this file and is told why
         reason = error.strerror if isinstance(error, OSError) else str(error)
         raise TheirsError(f"cannot read {source}: {(reason or str(error)).lower()}") from error

@@ -14,10 +14,12 @@ from watchbill.cli.spool_choice import AsJson, Chosen, Which
 from watchbill.cli.spool_views import WORDS
 from watchbill.cli.terminal import Terminal, plain
 from watchbill.errors import TheirsError
+from watchbill.files.given import read_given
 from watchbill.spool import Entry, LeaseLost, SpoolBroken, SpoolFull, SpoolLayout, State
 from watchbill.spool.backend import AnySpool
 from watchbill.spool.by_hand import by_hand
 from watchbill.spool.events import encode
+from watchbill.spool.limits import EVENT_BYTES_MAX
 from watchbill.spool.names import stem_of
 
 __all__ = ["find_events", "poison", "release", "requeue"]
@@ -128,7 +130,7 @@ def requeue(
 def _corrected(file: Path) -> bytes:
     """The event in a file. Raises TheirsError if it cannot be read or is none."""
     try:
-        return encode(file.expanduser().read_bytes())
+        return encode(read_given(file.expanduser(), EVENT_BYTES_MAX + 1))
     except OSError as error:  # whichever errno: the operator named this file and is told why
         raise TheirsError(f"cannot read {file}: {(error.strerror or str(error)).lower()}") from error
 

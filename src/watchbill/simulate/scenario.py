@@ -35,6 +35,8 @@ from watchbill.catalog import Catalog, Device, EngineRules, Lane, Model, PolicyR
 from watchbill.core.messages import Footprint, Knowledge
 from watchbill.core.policy import Policy
 from watchbill.errors import ConfigError
+from watchbill.files.given import read_given
+from watchbill.limits import SCENARIO_BYTES_MAX
 from watchbill.simulate.callers import Caller, Faults
 from watchbill.simulate.engine import TrueModel
 from watchbill.simulate.world import LOOK_EVERY_MS, World
@@ -136,7 +138,7 @@ class Scenario:
     def read(cls, path: Path) -> "Scenario":
         """Reads a scenario file. Raises ConfigError with the file's name."""
         try:
-            text = path.read_text(encoding="utf-8")
+            text = read_given(path, SCENARIO_BYTES_MAX).decode("utf-8")
         except OSError as error:
             raise ConfigError(f"{path}: cannot be read: {(error.strerror or str(error)).lower()}") from error
         except UnicodeDecodeError as error:

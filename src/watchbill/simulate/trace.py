@@ -15,6 +15,7 @@ import msgspec
 
 from watchbill.catalog import Catalog, Device, Model
 from watchbill.errors import ConfigError
+from watchbill.files.given import open_given
 from watchbill.limits import TRACE_LINES_MAX
 from watchbill.runtime.recorder import LoadLine, MachineLine, RequestLine
 from watchbill.simulate.engine import TrueModel
@@ -72,7 +73,7 @@ class Trace:
     def read(cls, path: Path) -> "Trace":
         """Reads a trace. Raises ConfigError for a file that is not one."""
         try:
-            with path.open("rb") as file:
+            with open(open_given(path), "rb") as file:
                 lines = list(_lines(file, path))
         except OSError as error:
             raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error

@@ -75,6 +75,9 @@ RESTING_MAX = 100_000
 IDS_MAX = 1_000_000
 #: Days of id files that an appender reads at start.
 IDS_DAYS = 2
+#: Files of keys and of JSON Schemas.
+KEY_BYTES_MAX = 64 * 1024
+SCHEMA_BYTES_MAX = 16 * 1024 * 1024
 #: Corpora that are noted in a spool, and the bytes of that note.
 CORPORA_NOTED_MAX = 16
 CORPORA_BYTES_MAX = 128 * 1024

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from watchbill.files.atomic import fsync_folder, make_folder, move_file, writing
+from watchbill.files.given import open_given
 from watchbill.spool.corpus import Corpus
 from watchbill.spool.events import Event, Id, decode, event_id, id_digest
 from watchbill.spool.faults import EventRefused, disk_fault
@@ -104,7 +105,7 @@ def count(path: Path, *, id_key: str = "id", unique: bool = True) -> int:
 
 def whole_lines_end(path: Path) -> int:
     """Return the offset after the last whole line: bytes after it may belong to a write in progress."""
-    with open(path, "rb") as file:
+    with open(open_given(path), "rb") as file:
         end = file.seek(0, os.SEEK_END)
         while end > 0:
             start = max(0, end - 64 * 1024)
@@ -118,7 +119,7 @@ def whole_lines_end(path: Path) -> int:
 
 def tail(path: Path, lines: int = 10, *, end: int | None = None) -> list[bytes]:
     """Return the last lines (before the offset `end`), unparsed, reading only the end of the file."""
-    with open(path, "rb") as file:
+    with open(open_given(path), "rb") as file:
         end = file.seek(0, os.SEEK_END) if end is None else end
         data = b""
         while end > 0 and data.count(b"\n") <= lines:
@@ -134,7 +135,7 @@ def follow(path: Path, *, start: int | None = None, poll_s: float = 0.2) -> Iter
 
     After a repair it continues after the last line that was seen.
     """
-    file = open(path, "rb")  # noqa: SIM115  replaced below
+    file = open(open_given(path), "rb")  # noqa: SIM115  replaced below
     try:
         file.seek(*((0, os.SEEK_END) if start is None else (start, os.SEEK_SET)))
         rest, seen = b"", deque[bytes](maxlen=100)
@@ -146,7 +147,7 @@ def follow(path: Path, *, start: int | None = None, poll_s: float = 0.2) -> Iter
                 yield from lines
             elif _is_replaced(path, file):
                 file.close()
-                file, rest = open(path, "rb"), b""  # noqa: SIM115
+                file, rest = open(open_given(path), "rb"), b""  # noqa: SIM115
                 _seek_after(file, seen)
             else:
                 time.sleep(poll_s)
@@ -222,7 +223,7 @@ def _rewrite(path: Path, folder: Path, id_key: str, unique: bool) -> None:
 
 def _copy(path: Path, record: BadRecord, target: Path) -> None:
     """Copy a line that is too long for memory."""
-    with open(path, "rb") as source, writing(target) as file:
+    with open(open_given(path), "rb") as source, writing(target) as file:
         source.seek(record.offset)
         left = record.size
         while left > 0 and (part := source.read(min(left, 1024 * 1024))):
@@ -235,7 +236,7 @@ _TORN = "no newline at its end: a write was cut short"
 
 def _lines(path: Path, id_key: str) -> Iterator[CorpusLine | BadRecord]:
     offset = 0
-    with open(path, "rb") as file:
+    with open(open_given(path), "rb") as file:
         while raw := file.readline(BUNDLE_BYTES_MAX):
             start, offset = offset, offset + len(raw)
             if raw.endswith(b"\n"):

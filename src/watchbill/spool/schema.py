@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from watchbill.errors import ConfigError
+from watchbill.files.given import read_given
 from watchbill.packages import how_to_install
+from watchbill.spool.limits import SCHEMA_BYTES_MAX
 
 __all__ = ["AnyObject", "BuiltinSchema", "JsonSchema", "Schema"]
 
@@ -65,7 +67,7 @@ class JsonSchema:
     def read(cls, path: Path) -> "JsonSchema":
         """The schema in a file."""
         try:
-            text = path.read_text(encoding="utf-8")
+            text = read_given(path, SCHEMA_BYTES_MAX).decode("utf-8")
         except (OSError, ValueError) as error:
             said = error.strerror if isinstance(error, OSError) else str(error).partition("\n")[0]
             raise ConfigError(f"{path} is no usable JSON Schema: {said}") from error

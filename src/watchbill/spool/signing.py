@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 from watchbill.errors import ConfigError
 from watchbill.files.atomic import create_file, write_file_durable
+from watchbill.files.given import read_given
 from watchbill.packages import how_to_install
 from watchbill.spool.backend import AnySpool
+from watchbill.spool.limits import KEY_BYTES_MAX
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
@@ -32,7 +34,9 @@ class KeySigner:
     def __init__(self, path: Path) -> None:
         modules = _cryptography()
         try:
-            key: Any = modules.serialization.load_pem_private_key(path.read_bytes(), password=None)
+            key: Any = modules.serialization.load_pem_private_key(
+                read_given(path, KEY_BYTES_MAX), password=None
+            )
         except (OSError, ValueError, TypeError) as error:
             raise ConfigError(f"{path} is no usable private key: {_reason(error)}") from error
         if not isinstance(key, modules.ed25519.Ed25519PrivateKey):
@@ -55,7 +59,7 @@ class KeyVerifier:
         self._keys: dict[str, Ed25519PublicKey] = {}
         for path in paths:
             try:
-                key: Any = modules.serialization.load_pem_public_key(path.read_bytes())
+                key: Any = modules.serialization.load_pem_public_key(read_given(path, KEY_BYTES_MAX))
             except (OSError, ValueError, TypeError) as error:
                 raise ConfigError(f"{path} is no usable public key: {_reason(error)}") from error
             if not isinstance(key, modules.ed25519.Ed25519PublicKey):
