@@ -8,11 +8,12 @@ event's line in the noted files. They are only read, and whoever may write to th
 them is ever repaired, locked or told.
 """
 
+import contextlib
 import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from watchbill.files.atomic import NotAFile, open_regular, put_file, read_regular
+from watchbill.files.atomic import NotAFile, open_regular, open_shared, read_regular, write_all
 from watchbill.spool.layout import Layout
 from watchbill.spool.limits import CORPORA_BYTES_MAX, CORPORA_NOTED_MAX, IDS_TAIL_BYTES_MAX
 
@@ -29,7 +30,10 @@ def note_corpora(layout: Layout, paths: Iterable[Path]) -> None:
     if missing:
         kept = [*noted, *missing][-CORPORA_NOTED_MAX:]
         content = b"".join(os.fsencode(path) + b"\n" for path in kept)
-        put_file(NAME, f"{NAME}.{os.urandom(4).hex()}.new", content, dir_fd=layout.root_fd, sync=True)
+        with contextlib.suppress(
+            PermissionError
+        ):  # the root is another user's, who has to run the drain to note it
+            _put(layout.root_fd, content)
 
 
 def are_in_corpora(layout: Layout, lines: Iterable[bytes]) -> bool:
@@ -41,12 +45,28 @@ def are_in_corpora(layout: Layout, lines: Iterable[bytes]) -> bool:
 def _noted(layout: Layout) -> list[Path]:
     try:
         text = read_regular(NAME, dir_fd=layout.root_fd, bytes_max=CORPORA_BYTES_MAX)
-    except (FileNotFoundError, NotAFile):
+    except (FileNotFoundError, PermissionError, NotAFile):
         return []
     paths = [
         Path(os.fsdecode(line)) for line in text.split(b"\n") if line.startswith(b"/") and b"\0" not in line
     ]
     return paths[:CORPORA_NOTED_MAX]
+
+
+def _put(root: int, content: bytes) -> None:
+    """As readable as a corpus is: in a folder that a group shares, for the group, whatever the umask."""
+    draft = f"{NAME}.{os.urandom(4).hex()}.new"
+    fd = open_shared(draft, os.O_WRONLY, dir_fd=root)
+    try:
+        write_all(fd, content)
+        os.fsync(fd)
+        os.rename(draft, NAME, src_dir_fd=root, dst_dir_fd=root)
+    except OSError:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(draft, dir_fd=root)
+        raise
+    finally:
+        os.close(fd)
 
 
 def _has_any(corpus: Path, lines: list[bytes]) -> bool:
