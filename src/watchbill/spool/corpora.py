@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from watchbill.files.atomic import NotAFile, open_regular, open_shared, read_regular, write_all
+from watchbill.files.disk import DISK_FULL
 from watchbill.spool.layout import Layout
 from watchbill.spool.limits import CORPORA_BYTES_MAX, CORPORA_NOTED_MAX, IDS_TAIL_BYTES_MAX
 
@@ -24,16 +25,19 @@ _CHUNK_BYTES = 4 * 1024 * 1024
 
 
 def note_corpora(layout: Layout, paths: Iterable[Path]) -> None:
-    """Note where a drain stores events. Raises OSError."""
+    """Note where a drain stores events, as soon as the disk lets it. Raises OSError."""
     noted = _noted(layout)
     missing = [path for path in paths if path not in noted and "\n" not in str(path)]
     if missing:
         kept = [*noted, *missing][-CORPORA_NOTED_MAX:]
         content = b"".join(os.fsencode(path) + b"\n" for path in kept)
-        with contextlib.suppress(
-            PermissionError
-        ):  # the root is another user's, who has to run the drain to note it
+        try:
             _put(layout.root_fd, content)
+        except PermissionError:
+            return  # the root is another user's
+        except OSError as error:
+            if error.errno not in DISK_FULL:  # a drain goes on without; its next recovery notes them
+                raise
 
 
 def are_in_corpora(layout: Layout, lines: Iterable[bytes]) -> bool:
