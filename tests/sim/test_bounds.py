@@ -293,6 +293,28 @@ def test_a_forecast_knows_a_busy_model_that_is_only_on_its_way_in(
     assert 0.75 * kept <= caller.forecast_ms <= 1.25 * kept, (caller.forecast_ms, kept)
 
 
+@pytest.mark.parametrize("loads_ms", [(1_000, 4_000), (2_000, 2_000), (3_000, 3_000)])
+@pytest.mark.parametrize("clients", [1, 2, 3])
+def test_a_forecast_counts_that_an_equal_may_serve_its_line(
+    world_of: WorldOf, model: ModelOf, loads_ms: tuple[int, int], clients: int
+) -> None:
+    """RES-11: an equal whose line would be served within a quantum goes on that long; its callers come back."""
+    lanes = {"chat": lane("chat", WorkClass.INTERACTIVE, 120_000)}
+    world = world_of(model("single"), model("busy"), load_ms=None, lanes=lanes, known_service_ms=500)
+    for name, load_ms in zip(("single", "busy"), loads_ms, strict=True):
+        takes_ms(world, name, load_ms)
+        world.arrive(name, 500, lane="chat")
+        world.run(world.now + 20_000)
+    keep_asking(world, "busy", 500, clients)
+    for _ in range(4):
+        world.run(world.now + 150_000)
+        caller = world.arrive("single", 500, lane="chat")
+        world.run(world.now + 30_000)
+        assert caller.started_at is not None and caller.forecast_ms is not None
+        kept = caller.started_at - caller.request.arrived_at
+        assert 0.75 * kept <= caller.forecast_ms <= 1.25 * kept, (caller.forecast_ms, kept)
+
+
 def takes_ms(world: World, name: str, load_ms: int) -> None:
     """From now on its loads take this long."""
     world.engines[name].model = replace(world.engines[name].model, load_ms=load_ms)

@@ -58,6 +58,7 @@ from watchbill.core.turns import (
     by_class_and_age,
     coming_in,
     dues_of,
+    finishing_ms,
     gives_way,
     goes_first,
     is_before,
@@ -262,6 +263,7 @@ class Rate:
         oldest = min(model.line.oldest_of_top() or request, request, key=by_class_and_age)
         unsure, coming = uncertainty(state, [model]) is not None, coming_in(state, model)
         softly = soft_at(state, model, oldest, now, unsure=unsure, coming=coming)
+        softly += finishing_ms(state, model, oldest, now)
         begins = min(softly, *(hard.get(s.name, mine).begins for s in (model, *ahead)))
         found = forecast_start(
             state,

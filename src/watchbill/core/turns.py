@@ -29,6 +29,7 @@ __all__ = [
     "by_class_and_age",
     "coming_in",
     "dues_of",
+    "finishing_ms",
     "gives_way",
     "goes_first",
     "is_before",
@@ -290,10 +291,33 @@ def gives_way(victim: ModelState, turn: Turn, now: int) -> bool:
         return its > mine or due is None or (victim.due() or due) >= due
     if its != mine or victim.is_idle:
         return its > mine or victim.is_idle
-    ends_soon = bool(victim.line) and victim.service_of(len(victim.line)) <= victim.quantum_ms
     return victim.residual(now) <= max(victim.quantum_ms, victim.service.ms) and not (
-        ends_soon and now < turn.since + victim.quantum_ms
+        _line_ends_soon(victim) and now < turn.since + victim.quantum_ms
     )
+
+
+def _line_ends_soon(model: ModelState) -> bool:
+    """Whether those that wait for it are served within one more quantum."""
+    return bool(model.line) and model.service_of(len(model.line)) <= model.quantum_ms
+
+
+def finishing_ms(state: State, model: Candidate, oldest: Request, now: int) -> float:
+    """How much longer an equal goes on when a soft turn comes (`gives_way`), if its callers come back all the time.
+
+    A line of one is empty for a moment after each answer, and the equal gives way then.
+    """
+    others = movable(state, model)
+    finishing = [
+        s
+        for s in others
+        if s.worth_class(now) is oldest.work_class
+        and len(s.line) > 1
+        and _line_ends_soon(s)
+        and s.is_kept_busy(now)
+    ]
+    if not finishing or can_cover(state.shortage_of(model), [s for s in others if s not in finishing]):
+        return 0.0
+    return max(s.quantum_ms for s in finishing)
 
 
 def is_cut_short(victim: ModelState, turn: Turn, now: int) -> bool:

@@ -11,6 +11,7 @@ from functools import partial
 
 from watchbill.catalog import (
     LOCAL_SITE,
+    ROTATION_LANE,
     Catalog,
     Device,
     EngineRules,
@@ -172,7 +173,12 @@ def _loops(draw: random.Random, world: World, models: list[Model], until_ms: flo
 def run_out(world: World) -> World:
     """Runs a world until every request must have had its answer."""
     world.run(TRAFFIC_MS)
-    return world.run(TRAFFIC_MS + 600_000)
+    world.run(TRAFFIC_MS + 600_000)
+    lanes = (*world.catalog.lanes.values(), ROTATION_LANE)
+    bound_ms = max(lane.max_wait_ms + lane.timeout_ms for lane in lanes)
+    return (
+        world.run(TRAFFIC_MS + 2 * bound_ms) if world.open else world
+    )  # an answer that hangs ends at its time limit
 
 
 def _devices(draw: random.Random) -> dict[str, Device]:
