@@ -134,7 +134,7 @@ def test_calls_and_their_results_reach_the_model(client: openai.OpenAI) -> None:
 
 
 def test_a_kept_response_outlives_a_daemon_that_is_killed(place: Place, gguf_files: GgufFiles) -> None:
-    """LANE-01: what was done is there again, what was being made in the background has failed, and says why."""
+    """LANE-01, RES-12: what was done is there again, what was being made in the background goes on under its id."""
     slow = scripted("slow", 'service = "60s", tokens = 200', "concurrency = 1")
     place.config.write_text(CONFIG.format(chat=gguf_files.chat("5MB")) + slow)
     daemon = place.up()
@@ -148,8 +148,8 @@ def test_a_kept_response_outlives_a_daemon_that_is_killed(place: Place, gguf_fil
     daemon = place.up()
     with openai.OpenAI(base_url=f"{daemon.url}/v1", api_key="x", max_retries=0, timeout=60) as client:
         assert client.responses.retrieve(done.id).output_text == done.output_text
-        failed = client.responses.retrieve(made.id)
-        assert (failed.status, failed.error.code) == ("failed", "shutting_down")
+        assert client.responses.retrieve(made.id).status in ("queued", "in_progress")
+        assert client.responses.cancel(made.id).status == "cancelled"
         on = client.responses.create(
             model="chatty", input="On.", previous_response_id=done.id, max_output_tokens=4
         )
