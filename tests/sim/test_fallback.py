@@ -109,7 +109,18 @@ def test_rate_is_never_three_times_worse_than_turns(known: bool) -> None:
 
     Batches wait for each other longer on purpose, within their bound: swapping them sooner makes each of them later.
     """
-    for seed in range(1_000, 1_012):
+    assert_never_worse(range(1_000, 1_004), known)
+
+
+@pytest.mark.torture
+@pytest.mark.parametrize("known", [True, False])
+def test_rate_is_never_three_times_worse_than_turns_in_many_worlds(known: bool) -> None:
+    """RES-11: the same, in more worlds."""
+    assert_never_worse(range(1_004, 1_024), known)
+
+
+def assert_never_worse(seeds: range, known: bool) -> None:
+    for seed in seeds:
         rate, turns = (
             contended_world(seed, policy=policy, known=known).run(2 * CONTENDED_MS)
             for policy in ("rate", "turns")
