@@ -9,8 +9,8 @@ PYTHON ?= $(shell for python in $(DEBIAN_PYTHON) python3.11 python3; do \
 BIN := .venv/bin
 ARGS ?=
 BENCH ?= gateway scheduler traffic scale spool loops promises plans
-# Test processes at once; the tests themselves use a core each.
-JOBS ?= 2
+# Test processes at once: one more than a small machine has cores, because many tests wait.
+JOBS ?= 3
 
 # The form in which locks are made: hashes, every platform, no download addresses.
 LOCK = $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
