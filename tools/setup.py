@@ -173,7 +173,9 @@ def install_uv() -> None:
 
 def uv_of_this_machine() -> Path | None:
     """A uv on the PATH, if it is exactly the locked version: another one may read locks and its cache otherwise."""
-    found = shutil.which("uv")
+    places = os.environ.get("PATH", os.defpath).split(os.pathsep)
+    own = (VENV / "bin").resolve()  # an activated environment: its uv may be the link that is made anew
+    found = shutil.which("uv", path=os.pathsep.join(each for each in places if Path(each).resolve() != own))
     if found is None:
         return None
     try:

@@ -76,9 +76,12 @@ def test_a_fresh_clone_is_set_up_once_and_then_needs_no_network(clone: Path) -> 
     # A changed pyproject.toml reinstalls the package; everything it needs is here already.
     with open(clone / "pyproject.toml", "a") as file:
         file.write("\n# a comment\n")
-    changed = make(clone, *cut_off, env=DEAD_ENDS)
+    # The environment may be activated, with its own uv first on the path.
+    activated = f"{clone / '.venv' / 'bin'}:{os.environ['PATH']}"
+    changed = make(clone, *cut_off, env={**DEAD_ENDS, "PATH": activated})
     assert changed.returncode == 0, changed.stdout + changed.stderr
     assert "[4/4]" in changed.stdout
+    assert (clone / ".venv" / "bin" / "uv").resolve(strict=True).is_file()
 
     # A new .venv on a machine that has the packages in uv's cache, and uv: still no network.
     on_path = clone.parent / "on the path"

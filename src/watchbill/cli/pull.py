@@ -4,6 +4,8 @@ import json as jsonlib
 import os
 import re
 import sys
+import time
+from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
@@ -16,6 +18,7 @@ from watchbill.cli.session import Session, open_session
 from watchbill.cli.status import fields, figure
 from watchbill.cli.terminal import Terminal, plain
 from watchbill.errors import NotReachable, RequestError, WatchbillError
+from watchbill.limits import CLI_POLL_INTERVAL_S, CLI_SERVED_S
 from watchbill.root import Root, find_root
 from watchbill.units import format_bytes
 
@@ -68,6 +71,8 @@ def pull(
     except KeyboardInterrupt:
         terminal.note(f"stopped; the same command continues where it stopped: {root.command('pull', source)}")
         raise
+    if told.model is not None and told.path is not None:
+        _await_daemon(told.model, where)
     if json:
         terminal.show(jsonlib.dumps(told.fields()))
         return
@@ -79,6 +84,23 @@ def pull(
         terminal.note(f"it is served as: {plain(told.model)}; try: {root.command('run', told.model)}")
     elif told.path is not None and told.path.suffix == ".gguf":
         _tell_how_to_serve(told.path, root, terminal)
+
+
+def _await_daemon(model: str, where: Where) -> None:
+    """Waits until a running daemon serves a new file: it looks every few seconds, and who is told a name uses it."""
+    until = time.monotonic() + CLI_SERVED_S
+    try:
+        session = open_session(None, where.root, quiet=where.quiet)
+        while time.monotonic() < until:
+            try:
+                session.client.post("/api/show", {"model": model})
+                return
+            except DaemonRefused as refused:
+                if refused.answered != HTTPStatus.NOT_FOUND:
+                    return
+            time.sleep(CLI_POLL_INTERVAL_S)
+    except NotReachable:
+        return  # it is served by the next daemon
 
 
 class _Told(NamedTuple):
