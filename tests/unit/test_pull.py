@@ -18,9 +18,10 @@ from pathlib import Path
 import pytest
 
 from watchbill import limits
-from watchbill.errors import NameRefused, PullFailed
+from watchbill.errors import ConfigError, NameRefused, PullFailed
 from watchbill.pull import SMOLLM2_FILE, pull, web
 from watchbill.pull import wheel as embedded
+from watchbill.pull.registry import registry_address
 
 CONTENT = bytes(range(256)) * 4096 * 3  # 3 MiB: several chunks
 SHA256 = hashlib.sha256(CONTENT).hexdigest()
@@ -484,3 +485,15 @@ def test_a_killed_pull_is_repaired_by_the_next(tmp_path: Path) -> None:
         pull(url, tmp_path, sha256=SHA256)
     assert (tmp_path / "model.gguf").read_bytes() == CONTENT
     assert not part.exists()
+
+
+@pytest.mark.parametrize(
+    "address", ["127.0.0.1:5000", "localhost", "garbage://here", "https://", "http://a b"]
+)
+def test_a_registry_that_is_no_address_is_refused_with_its_variable(address: str) -> None:
+    """R42: what people set by mistake is named, with what to write."""
+    with pytest.raises(ConfigError, match=r"WATCHBILL_REGISTRY.*write https://"):
+        registry_address({"WATCHBILL_REGISTRY": address})
+    assert (
+        registry_address({"WATCHBILL_REGISTRY": "http://mirror:5000/ollama/"}) == "http://mirror:5000/ollama"
+    )

@@ -223,10 +223,10 @@ def remove(
     terminal = Terminal(quiet=common.quiet)
     for model in models:
         _remove(model, common)
+        if not json:
+            terminal.show(f"removed {plain(model)}")
     if json:
         terminal.show(jsonlib.dumps({"removed": list(models)}))
-    else:
-        terminal.show(*(f"removed {plain(model)}" for model in models))
 
 
 def _remove(model: str, common: Common) -> None:

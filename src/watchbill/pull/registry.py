@@ -8,6 +8,7 @@ declares, and nothing is fetched unless there is room for all that is missing.
 
 import contextlib
 import os
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple, cast
@@ -15,7 +16,7 @@ from typing import NamedTuple, cast
 import msgspec
 
 from watchbill import limits
-from watchbill.errors import NameRefused, PullFailed
+from watchbill.errors import ConfigError, NameRefused, PullFailed
 from watchbill.files.atomic import make_private_folder
 from watchbill.names import check_model_name
 from watchbill.pull import web
@@ -34,6 +35,7 @@ __all__ = [
 
 REGISTRY = "https://registry.ollama.ai"
 VARIABLE = "WATCHBILL_REGISTRY"
+_ADDRESS = re.compile(r"https?://[^/\s?#]+(/[^\s?#]*)?")
 _ACCEPT = "application/vnd.docker.distribution.manifest.v2+json"
 _KIND = "application/vnd.ollama.image."
 _MODEL, _PROJECTOR = "model", "projector"
@@ -95,8 +97,15 @@ class Layers(NamedTuple):
 
 
 def registry_address(environment: Mapping[str, str] = os.environ) -> str:
-    """Where models without a host in their name come from: $WATCHBILL_REGISTRY, a mirror of one's own, or Ollama's."""
-    return environment.get(VARIABLE, "").rstrip("/") or REGISTRY
+    """Where models without a host in their name come from: $WATCHBILL_REGISTRY, a mirror of one's own, or Ollama's.
+
+    Raises ConfigError."""
+    named = environment.get(VARIABLE, "").rstrip("/")
+    if named and not _ADDRESS.fullmatch(named):
+        raise ConfigError(
+            f"${VARIABLE} is {named!r}, which is no address; write https://HOST or http://HOST:PORT"
+        )
+    return named or REGISTRY
 
 
 def read_reference(name: str, *, is_plain: bool = False, registry: str = REGISTRY) -> Reference:
