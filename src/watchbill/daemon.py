@@ -28,7 +28,7 @@ from watchbill.batches.service import Batches
 from watchbill.catalog import Catalog, FleetRules, Server, SpoolRules
 from watchbill.engines.llamacpp import missing_server
 from watchbill.engines.registry import make_engine
-from watchbill.errors import ConfigError, DiskFailed, WatchbillError
+from watchbill.errors import ConfigError, DiskFailed, PullFailed, WatchbillError
 from watchbill.files.atomic import make_folder
 from watchbill.files.disk import DISK_FULL
 from watchbill.fleet.command_lines import fleet_folder, programs_of
@@ -168,12 +168,22 @@ def _allow_descriptors(connections: int) -> int:
 
 
 def _with_embedded(catalog: Catalog, root: Root, screen: Screen) -> Catalog:
-    """Where there is no config: the embedded model, which is fetched on first use, unless there are other models."""
+    """Where there is no config: the embedded model, which is fetched on first use, unless the models folder has others.
+
+    An installed Ollama has models, too, but people who try Watchbill beside it begin with the embedded one.
+    """
     found = without_missing(catalog, root.models)
-    if found is not catalog:
+    beside_ollama = replace(catalog, library=replace(catalog.library, ollama=False))
+    if without_missing(beside_ollama, root.models) is not beside_ollama:
         return found
-    with screen.pulling("fetching the embedded model, SmolLM2-135M") as progress:
-        pull("smollm2", root.models, progress=progress)
+    try:
+        with screen.pulling("fetching the embedded model, SmolLM2-135M") as progress:
+            pull("smollm2", root.models, progress=progress)
+    except PullFailed as error:
+        if found is catalog:
+            raise
+        screen.warn(f"{error}; the models of the installed Ollama are served")
+        return found
     return catalog
 
 

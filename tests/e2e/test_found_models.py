@@ -6,6 +6,7 @@ import shutil
 from e2e.place import Place
 from gguf_models import GgufFiles
 from support.eventually import wait_until
+from support.ollama_folder import keep_model
 
 
 def test_a_pulled_file_is_run_listed_stopped_and_removed_without_a_config(
@@ -36,5 +37,20 @@ def test_a_pulled_file_is_run_listed_stopped_and_removed_without_a_config(
     assert json.loads(place.run("list", "--json").stdout)["models"] == []
     gone = place.run("rm", "qwen2.5")
     assert (gone.returncode, "no model is called qwen2.5" in gone.stderr) == (1, True)
+    place.run("down")
+    assert daemon.wait() == 0
+
+
+def test_the_embedded_model_is_served_beside_an_installed_ollama_or_its_absence_is_said(
+    place: Place, gguf_files: GgufFiles
+) -> None:
+    """LANE-03: the README's first question is for the embedded model. Without a network Ollama's models are enough."""
+    keep_model(place.folder / ".ollama" / "models", "tiny:1b", gguf_files.chat("3MB").read_bytes())
+    place.environment |= {"PIP_INDEX_URL": "http://127.0.0.1:9/simple", "PIP_RETRIES": "0"}
+    daemon = place.begin()
+    daemon.wait_ready()
+    assert "fetching the embedded model" in daemon.stderr
+    assert "the models of the installed Ollama are served" in daemon.stderr
+    assert daemon.chat("tiny:1b", 2)[0] == 200
     place.run("down")
     assert daemon.wait() == 0
