@@ -31,6 +31,7 @@ __all__ = [
     "WHOLE",
     "collector_paused",
     "count_values",
+    "end_of_run",
     "has_long_number",
     "has_more_values",
     "is_decodable",
@@ -47,6 +48,13 @@ _VALUE_RUN = b"0" * JSON_VALUE_DIGITS
 #: A text with its quotes, and as many of them as a window holds with what is between them.
 TEXT = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
 WHOLE = re.compile(rb'(?:[^"]*+"(?:[^"\\]++|\\.)*+")*+[^"]*+', re.DOTALL)
+
+#: The inside of a text as JSON allows it: no control characters, no unknown escapes, no half of a surrogate pair.
+_INSIDE = re.compile(
+    rb'[^"\\\x00-\x1f]*+(?:\\(?:["\\/bfnrt]|u(?:[0-9a-cefA-CEF][0-9a-fA-F]{3}|[dD][0-7][0-9a-fA-F]{2}|'
+    rb'[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}))[^"\\\x00-\x1f]*+)*+'
+)
+_CONTROLS = bytes(range(32))
 
 
 def json_decoder(kind: type[T]) -> msgspec.json.Decoder[T]:
@@ -80,7 +88,7 @@ def _count_hard(zeros: bytes) -> int:
 def has_more_values(text: bytes, values_max: int) -> bool:
     """Whether a large text seems to have more values than this. Looks at one window at a time, so that other threads
     go on in between, and no further than it has to."""
-    if len(text) <= JSON_AT_ONCE_BYTES_MAX or count_values(text) <= values_max:
+    if len(text) <= JSON_AT_ONCE_BYTES_MAX:
         return False
     at = values = 0
     while at < len(text) and values <= values_max:
@@ -89,11 +97,41 @@ def has_more_values(text: bytes, values_max: int) -> bool:
         values += count_values(TEXT.sub(b'""', found[0]))
         at = found.end()
         if at < len(text) and text[at] == ord('"'):  # a text that does not end in this window
-            found = TEXT.match(text, at)
-            if found is None:
+            at = _end_of_text(text, at + 1) + 1
+            if not at:
                 return False  # it is no JSON, and decoding ends there
-            at = found.end()
     return values > values_max
+
+
+def _end_of_text(text: bytes, at: int) -> int:
+    """Where a text ends, whose inside begins here; -1 for one that has no end, or is no JSON."""
+    while at < len(text) and text[at] != ord('"'):
+        end = end_of_run(text, at)
+        if end == at:
+            return -1
+        at = end
+    return at if at < len(text) else -1
+
+
+def end_of_run(text: bytes | bytearray, at: int) -> int:
+    """How far the inside of a text goes on, in one window; an escape across the window's border is looked at whole.
+
+    What does not go on is the end of the text, or no JSON.
+    """
+    end = _end_in_window(text, at, min(at + JSON_WINDOW_BYTES, len(text)))
+    return end if end > at else _end_in_window(text, at, min(at + 2 * JSON_WINDOW_BYTES, len(text)))
+
+
+def _end_in_window(text: bytes | bytearray, at: int, stop: int) -> int:
+    """Most texts have no escape: those are not looked at one by one."""
+    quote = text.find(b'"', at, stop)
+    until = stop if quote < 0 else quote
+    if text.find(b"\\", at, until) < 0:
+        run = bytes(memoryview(text)[at:until])
+        if len(run.translate(None, _CONTROLS)) == len(run):
+            return until
+    found = _INSIDE.match(text, at, stop)
+    return at if found is None else found.end()
 
 
 def is_decodable(

@@ -9,13 +9,14 @@ import pytest
 from support.longest_pause import LAG_S_MAX, longest_pause
 from support.open_gateway import open_gateway
 from support.peer import Asked, Talk, stream_of
-from watchbill.decodable import collector_paused, is_decodable
+from watchbill.decodable import collector_paused, has_more_values, is_decodable
 from watchbill.limits import (
     JSON_DECODED_BYTES_MAX,
     JSON_DECODED_VALUES_MAX,
     JSON_DIGITS_BYTES_MIN,
     JSON_DIGITS_MAX,
     JSON_LIFTED_MAX,
+    JSON_WINDOW_BYTES,
 )
 
 LONG = b"7" * (JSON_DIGITS_MAX + 1)
@@ -127,3 +128,23 @@ async def test_a_body_of_thousands_of_long_texts_holds_up_nobody() -> None:
         assert await longest_pause(doing) < LAG_S_MAX
         assert (await doing).status == 200
         assert opened.peer.asked[0].json["messages"] == texts
+
+
+BORDER = JSON_WINDOW_BYTES
+
+
+@pytest.mark.parametrize("escape", [b"\\u00e9", b"\\\\", b'\\"', b"\\ud83d\\ude00", "é".encode(), b"0e1,[{"])
+@pytest.mark.parametrize("before", range(BORDER - 14, BORDER + 2))
+def test_a_long_text_is_one_value_whatever_stands_at_the_border_of_a_window(
+    escape: bytes, before: int
+) -> None:
+    """R34: it is looked at window by window, because a pattern that takes all of it holds up every other thread."""
+    text = b'["' + b"a" * before + escape * 60_000 + b'", 1, 2]'
+    assert not has_more_values(text, 100)
+    assert has_more_values(text[:-1] + b", 3" * 120 + b"]", 100)
+
+
+@pytest.mark.parametrize("inside", [b"0e" * 90_000, b"0e" * 90_000 + b"\\x", b"0e" * 90_000 + b"\n" + b'"'])
+def test_a_text_without_an_end_has_no_values_behind_it(inside: bytes) -> None:
+    """R42: it is no JSON; the decoder says where."""
+    assert not has_more_values(b'["' + inside, 100)

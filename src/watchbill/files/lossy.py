@@ -11,6 +11,7 @@ import contextlib
 import errno
 import os
 import stat
+from collections.abc import Callable, Container
 
 from watchbill.files.atomic import rename_noreplace
 
@@ -35,17 +36,11 @@ def move_here(
 
     With `new` it raises FileExistsError rather than replace a file. Else raises OSError.
     """
-    for last in range(1, _TRIES + 1):
-        try:
-            _rename(source, target, src_dir_fd, dst_dir_fd, new)
-            return
-        except OSError as error:
-            if error.errno not in REPLY_LOST:
-                raise
-            if is_on_server(target, dir_fd=dst_dir_fd):
-                return
-            if last == _TRIES or error.errno not in _AGAIN:
-                raise
+    _move(
+        lambda: _rename(source, target, src_dir_fd, dst_dir_fd, new),
+        lambda: is_on_server(target, dir_fd=dst_dir_fd),
+        again=_AGAIN,
+    )
 
 
 def move_away(
@@ -57,17 +52,26 @@ def move_away(
     new: bool = False,
 ) -> None:
     """Rename what only we move to a place where others may take it at once: carried out if the source is gone."""
+    _move(
+        lambda: _rename(source, target, src_dir_fd, dst_dir_fd, new),
+        lambda: not is_on_server(source, dir_fd=src_dir_fd),
+        again=REPLY_LOST,
+    )
+
+
+def _move(rename: Callable[[], None], is_done: Callable[[], bool], *, again: Container[int]) -> None:
+    """Renames; where the reply was lost, asks whether it was carried out, and tries again after these errors."""
     for last in range(1, _TRIES + 1):
         try:
-            _rename(source, target, src_dir_fd, dst_dir_fd, new)
-            return
+            return rename()
         except OSError as error:
             if error.errno not in REPLY_LOST:
                 raise
-            if not is_on_server(source, dir_fd=src_dir_fd):
-                return
-            if last == _TRIES:
+            if is_done():
+                return None
+            if last == _TRIES or error.errno not in again:
                 raise
+    return None
 
 
 def is_on_server(name: str, *, dir_fd: int | None = None) -> bool:

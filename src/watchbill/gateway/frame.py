@@ -150,8 +150,10 @@ class Frame:
             status = outcome.status
         except TheirsError as error:
             status = status_of(error)
-            outcome = refused(context, error)
-            let_go(error)
+            try:
+                outcome = refused(context, error)
+            finally:
+                let_go(error)
         finally:
             self._leave(context, status)
         return outcome

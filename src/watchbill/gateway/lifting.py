@@ -18,7 +18,7 @@ from typing import cast
 
 import msgspec
 
-from watchbill.decodable import TEXT, WHOLE, count_values, has_long_number, json_decoder
+from watchbill.decodable import TEXT, WHOLE, count_values, end_of_run, has_long_number, json_decoder
 from watchbill.engines.connection import Outgoing
 from watchbill.errors import RequestError, TooLarge
 from watchbill.limits import (
@@ -41,14 +41,8 @@ Piece = bytes | memoryview
 ESCAPED_NAME = re.compile(
     rb'\\u00(?:5[fF]|6[1-9a-fA-F]|7[0-9aA])(?:[a-z_]|\\u00[567][0-9a-fA-F]){0,14}+"\s*+:'
 )
-#: The inside of a text as JSON allows it: no control characters, no unknown escapes, no half of a surrogate pair.
-_INSIDE = re.compile(
-    rb'[^"\\\x00-\x1f]*+(?:\\(?:["\\/bfnrt]|u(?:[0-9a-cefA-CEF][0-9a-fA-F]{3}|[dD][0-7][0-9a-fA-F]{2}|'
-    rb'[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}))[^"\\\x00-\x1f]*+)*+'
-)
 #: How a text begins, as far as JSON writes it unchanged: dialects look at the first bytes of images.
 _BEGINNING = re.compile(rb"[A-Za-z0-9+/:;,=_. -]{0,64}")
-_CONTROLS = bytes(range(32))
 _MARK = "\x01"
 #: The mark's last character as JSON has it, behind as many backslashes as texts within texts make of one.
 _END = rb"(\\+)u0001"
@@ -195,10 +189,7 @@ async def _end_of_text(body: bytes | bytearray, at: int) -> int:
     characters = codecs.getincrementaldecoder("utf-8")()
     view = memoryview(body)
     while at < len(body):
-        end = _end_of_run(body, at, min(at + JSON_WINDOW_BYTES, len(body)))
-        if end == at:
-            # An escape across the windows' border is looked at whole; what does not go on then is none.
-            end = _end_of_run(body, at, min(at + 2 * JSON_WINDOW_BYTES, len(body)))
+        end = end_of_run(body, at)
         is_over = end < len(body) and body[end] == ord('"')
         try:
             characters.decode(view[at:end], final=is_over)
@@ -211,15 +202,3 @@ async def _end_of_text(body: bytes | bytearray, at: int) -> int:
         at = end
         await asyncio.sleep(0)
     raise RequestError("the body is not JSON: a text has no end, or what JSON does not allow in one")
-
-
-def _end_of_run(body: bytes | bytearray, at: int, stop: int) -> int:
-    """How far the inside of a text goes on, in a window. Most have no escape: those are not looked at one by one."""
-    quote = body.find(b'"', at, stop)
-    until = stop if quote < 0 else quote
-    if body.find(b"\\", at, until) < 0:
-        run = bytes(memoryview(body)[at:until])
-        if len(run.translate(None, _CONTROLS)) == len(run):
-            return until
-    found = _INSIDE.match(body, at, stop)
-    return at if found is None else found.end()

@@ -6,7 +6,6 @@ to leave in the middle of it continues later. What a refusal means to a batch is
 count as a failed attempt, and some only say that this is not the time.
 """
 
-import asyncio
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -33,13 +32,13 @@ from watchbill.errors import (
     TheirsError,
     WaitExceeded,
 )
-from watchbill.gateway.answers import let_go, status_of
+from watchbill.gateway.answers import status_of
 from watchbill.gateway.dialects.errors import refusal
 from watchbill.gateway.http.messages import Response
 from watchbill.gateway.options import split_alias
 from watchbill.gateway.request_context import RequestContext
 from watchbill.gateway.unsent import key_of, unsent
-from watchbill.limits import BATCH_AGAIN_MS, JSON_AT_ONCE_BYTES_MAX
+from watchbill.limits import BATCH_AGAIN_MS
 
 if TYPE_CHECKING:
     from watchbill.gateway.services import Handler, Services
@@ -64,7 +63,6 @@ class LineCalls:
     def __init__(self, gateway: "Services", handlers: "Mapping[str, Handler]") -> None:
         self._gateway = gateway
         self._handlers = handlers
-        self._looking = asyncio.Lock()  # one large line is looked at at a time
 
     @property
     def addresses(self) -> frozenset[str]:
@@ -73,16 +71,14 @@ class LineCalls:
 
     def begin(self, question: Question) -> "_Call":
         """A call that has not been made."""
-        return _Call(self._gateway, self._handlers[question.url], question, self._looking)
+        return _Call(self._gateway, self._handlers[question.url], question)
 
 
 class _Call:
     """One line, while it is asked."""
 
-    def __init__(
-        self, gateway: "Services", handler: "Handler", question: Question, looking: asyncio.Lock
-    ) -> None:
-        self._gateway, self._handler, self._question, self._looking = gateway, handler, question, looking
+    def __init__(self, gateway: "Services", handler: "Handler", question: Question) -> None:
+        self._gateway, self._handler, self._question = gateway, handler, question
         self._context = unsent(question.url, question.body, {"x-watchbill-lane": BATCHES_LANE.name})
 
     @property
@@ -97,22 +93,16 @@ class _Call:
 
     async def _ask(self, context: RequestContext) -> Reply:
         context.key = key_of(self._gateway, self._question.owner, "batch")
-        await self._refuse_streams()
+        aside, body = self._gateway.shares.aside, self._question.body
+        await aside(lambda: _refuse_streams(body), len(body))
         answer = await self._handler(context)
         assert isinstance(answer, Response)  # a stream was refused
-        return Reply(answer.status, context.id, await _one_line(answer.body))
+        told = answer.body
+        return Reply(answer.status, context.id, await aside(lambda: _one_line(told), len(told)))
 
     def _refused(self, context: RequestContext, error: TheirsError) -> Reply:
         answer = refusal(context, error)
-        let_go(error)
         return self._judge(error, Reply(answer.status, context.id, answer.body))
-
-    async def _refuse_streams(self) -> None:
-        body = self._question.body
-        if len(body) <= JSON_AT_ONCE_BYTES_MAX:
-            return _refuse_streams(body)
-        async with self._looking:
-            return await asyncio.to_thread(_refuse_streams, body)
 
     def _judge(self, error: TheirsError, reply: Reply) -> Reply:
         """The refusal, where it is the answer. Raises NotNow where it is not."""
@@ -171,14 +161,8 @@ def _refuse_streams(body: bytes) -> None:
         raise RequestError("a line of a batch cannot be made in the background again; leave background out")
 
 
-async def _one_line(body: bytes) -> bytes:
+def _one_line(body: bytes) -> bytes:
     """An answer as one line of JSON. Raises EngineFailed when it is none."""
-    if len(body) <= JSON_AT_ONCE_BYTES_MAX:
-        return _flatten(body)
-    return await asyncio.to_thread(_flatten, body)
-
-
-def _flatten(body: bytes) -> bytes:
     try:
         plain = bytes(_skip(body))
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
