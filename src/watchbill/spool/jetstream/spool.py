@@ -692,7 +692,8 @@ class JetSpool:
                 await self.holders.note_tries(lease.seq, lease.attempt)
             self._settle(lease)
             await self._write_note()  # before the message is free: its next worker must not find it held
-            await self._nak(lease.reply, rest_s)
+            # Answered when it is free: the next pull must find it. If not, it comes again when its time is over.
+            await self._link.is_answered(lease.reply, _nak_word(rest_s))
 
         self._call(put_back, f"put {item.name} back")
         if rest_s > 0:
@@ -704,9 +705,8 @@ class JetSpool:
         await self._publish("poison", name, bad.line, attempts=item.attempt, reason=reason)
 
     async def _nak(self, reply: str, delay_s: float = 0.0) -> None:
-        more = f' {{"delay": {int(delay_s * 1e9)}}}' if delay_s > 0 else ""
         # Not confirmed: if it is lost, the message comes again when its time is over.
-        await self._link.tell(reply, f"-NAK{more}".encode())
+        await self._link.tell(reply, _nak_word(delay_s))
 
     def _settle(self, lease: StreamLease) -> None:
         lease.settled = True
@@ -855,3 +855,8 @@ class JetSpool:
 
 #: The note of the worker whose turn it is, where one at a time may lease.
 _TURN = "turn"
+
+
+def _nak_word(delay_s: float) -> bytes:
+    """What puts a message back, for others to get after this time."""
+    return f'-NAK {{"delay": {int(delay_s * 1e9)}}}'.encode() if delay_s > 0 else b"-NAK"
