@@ -941,6 +941,8 @@ TASK_RESULT_BYTES_MAX = 2**20
 TASK_ANSWER_BYTES_MAX = 4_096
 #: Commands that an agent keeps as bash reads them; each has at most 96 KiB.
 COMMANDS_PARSED_MAX = 64
+#: Batches whose folders an agent keeps in mind.
+BATCH_PATHS_KEPT = 64
 #: Tasks that an agent claims before a slot is free, while its tasks take no longer than this on average: so many per
 #: slot, and in all. One that has not started after this time goes back to the queue.
 AHEAD_TASK_MS_MAX = 20

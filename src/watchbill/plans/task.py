@@ -72,6 +72,14 @@ class Sandbox(Enum):
     LIGHT = "light"
     STRICT = "strict"
 
+    @property
+    def strength(self) -> int:
+        """By which the stricter of two is told."""
+        return _STRENGTHS[self]
+
+
+_STRENGTHS = {each: place for place, each in enumerate(Sandbox)}
+
 
 class Dependency(NamedTuple):
     """Another task that must end first; item by item where `per_item`."""

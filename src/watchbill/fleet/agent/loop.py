@@ -122,6 +122,7 @@ class Agent:
         self._is_leaving = False
         self._found_nothing = False
         self._work = asyncio.Event()
+        self._alarm: asyncio.TimerHandle | None = None  # that sets it
         self._care = asyncio.Event()
         self._left = asyncio.Event()
 
@@ -310,8 +311,19 @@ class Agent:
         left_s = self._finished_at + limits.REPORT_GATHER_MS / 1000 - time.monotonic()
         if not has_more or self._is_leaving or left_s <= 0 or len(self._finished) >= limits.REPORT_GATHER_MAX:
             return False
-        asyncio.get_running_loop().call_later(left_s, self._work.set)
+        self._work_again_in(left_s)
         return True
+
+    def _work_again_in(self, seconds: float) -> None:
+        """Wake the work cycle by the clock. One timer at a time, the earliest: one for each of thousands of short tasks
+        made the loop slow."""
+        loop = asyncio.get_running_loop()
+        when = loop.time() + seconds
+        if self._alarm is not None and not self._alarm.cancelled():
+            if loop.time() < self._alarm.when() <= when:
+                return
+            self._alarm.cancel()
+        self._alarm = loop.call_at(when, self._work.set)
 
     async def _return_what_waits(self, desk: Desk) -> None:
         """Return the tasks that were claimed ahead and did not start in time, or that are not to start any more."""
@@ -320,6 +332,8 @@ class Agent:
         waiting = self._ahead.overdue() if self._may_start() else self._ahead.clear()
         if waiting:
             await self._files.do(lambda: desk.give_back_unstarted([each.name for each in waiting]))
+        if (left_s := self._ahead.left_s()) is not None:
+            self._work_again_in(left_s)
 
     def _may_start(self) -> bool:
         return not self._is_leaving and self._hold is None and self._fault is None and self._crew.is_open
@@ -392,17 +406,14 @@ class Agent:
     async def _start(self, desk: Desk, prepared: Prepared) -> None:
         job, slip = prepared.job, prepared.slip
         if prepared.task_class is TaskClass.CPU and self._slots_free() <= 0:
-            self._wait_for_slot(prepared)
+            self._ahead.put(prepared)
+            self._work_again_in(limits.AHEAD_MS_MAX / 1000)
             return
         if prepared.task_class is TaskClass.SCRIPT and not await self._memory.borrow(job.id, slip.vram_mb):
             await self._files.do(lambda: desk.give_back(prepared.name, _now_ms()))
             self._work.set()  # something smaller may fit
             return
         self._begin(prepared)
-
-    def _wait_for_slot(self, prepared: Prepared) -> None:
-        self._ahead.put(prepared)
-        asyncio.get_running_loop().call_later(limits.AHEAD_MS_MAX / 1000, self._work.set)
 
     def _begin(self, prepared: Prepared) -> None:
         job, slip = prepared.job, prepared.slip
@@ -707,7 +718,7 @@ class Agent:
             (*device.constraints, *([HELD] if self._hold is not None else [])),
             None if self._hold is None else self._hold.shown(),
             self._options.cpu_slots,
-            max(self._sandboxes, default=Sandbox.NONE, key=list(Sandbox).index).value,
+            max(self._sandboxes, default=Sandbox.NONE, key=lambda each: each.strength).value,
             host_name(),
             device.devices,
             device.own_model,

@@ -8,6 +8,7 @@ Everything here reads and writes the shared folder, or other folders that a task
 thread. `prepare` and `conclude` may be repeated.
 """
 
+import contextlib
 import errno
 import functools
 import glob
@@ -17,7 +18,7 @@ import logging
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path, PurePosixPath
@@ -113,7 +114,7 @@ class Prepared:
     order: MetaCommand | None = None  # for the agent itself
     produces: tuple[str, ...] = ()
     keeps_folder: bool = False  # the task knows its folder, so its outputs go there in any case
-    own_files: tuple[Path, ...] = ()  # what only this task is expected to touch while it runs
+    own_files: tuple[str, ...] = ()  # what only this task is expected to touch while it runs
     own_folder: Path | None = None
 
 
@@ -170,10 +171,8 @@ class _Preparation:
     def __init__(self, setting: Setting, name: str, slip: Slip) -> None:
         self._setting, self._name, self._slip = setting, name, slip
         self._work = slip.work
-        batch_folder = places.batch_folder(slip.plan, slip.batch)
-        self._plan_path = setting.root / "plans" / slip.plan
-        self._batch_path = setting.root / batch_folder
-        self._task_path = self._batch_path / "tasks" / file_stem(slip.task) / f"a{slip.attempt}"
+        self._job = file_stem(name)
+        self._plan_path, self._batch_path = _paths_of(setting.root, slip.plan, slip.batch)
         self._asks_for_folder = self._is_caged = False
         self._book = RuleBook()
 
@@ -192,7 +191,7 @@ class _Preparation:
             command = self._caged(self._limited(command))
         rules = self._book.sandbox
         job = Job(
-            file_stem(self._name), tuple(command), self._environment(rows[-1]), self._timeout_ms(),
+            self._job, tuple(command), self._environment(rows[-1]), self._timeout_ms(),
             memory_bytes_max=rules.memory_bytes, processes_max=rules.processes,
         )  # fmt: skip
         requires = self._patterns(self._work.requires, rows)
@@ -209,6 +208,10 @@ class _Preparation:
             self._name, self._slip, task_class, job, question, order, produces, keeps_folder,
             (_result_path(self._setting, job.id), *self._own_products(rows)), self._task_path if has_folder else None,
         )  # fmt: skip
+
+    @property
+    def _task_path(self) -> Path:
+        return _attempt_folder(self._setting.root, self._slip)
 
     def _refuse_unknown_words(self) -> None:
         """Raise NotNow for a word of a later version: an agent of that version may run the task."""
@@ -348,10 +351,13 @@ class _Preparation:
     def _caged(self, command: list[str]) -> list[str]:
         """The command in the sandbox that the task or the rules demand."""
         setting, rules = self._setting, self._book.sandbox
-        level = max(rules.level, self._work.sandbox, key=list(Sandbox).index)
+        level = max(rules.level, self._work.sandbox, key=lambda each: each.strength)
         if level is Sandbox.NONE and rules.net is Network.ALL:
             return command
-        if not {Sandbox.STRICT, max(level, Sandbox.LIGHT, key=list(Sandbox).index)} & setting.sandboxes:
+        if (
+            not {Sandbox.STRICT, max(level, Sandbox.LIGHT, key=lambda each: each.strength)}
+            & setting.sandboxes
+        ):
             raise CannotCage(
                 f"the task needs the sandbox {level.value}, which {setting.agent} cannot make",
                 hint="install bubblewrap there, or let another agent run it",
@@ -362,8 +368,8 @@ class _Preparation:
 
     def _cage(self, rules: SandboxRules) -> Cage:
         """What the task may write to: its batch, its result, a folder for passing files, and what the rules name."""
-        job = file_stem(self._name)
-        result, passing = _result_path(self._setting, job), _passing_folder(self._setting, job)
+        result = Path(_result_path(self._setting, self._job))
+        passing = Path(_passing_folder(self._setting, self._job))
         result.touch(mode=0o600)
         passing.mkdir(mode=0o700, exist_ok=True)
         self._is_caged = True
@@ -393,8 +399,8 @@ class _Preparation:
         on_gpu = self._work.task_class in ON_GPU
         own = {
             "CUDA_VISIBLE_DEVICES": ",".join(setting.cards) if on_gpu else "",
-            "WATCHBILL_TASK": str(setting.root / places.processing_folder(setting.agent) / self._name),
-            "WATCHBILL_RESULT": str(_result_path(setting, file_stem(self._name))),
+            "WATCHBILL_TASK": f"{setting.root}/{places.processing_folder(setting.agent)}/{self._name}",
+            "WATCHBILL_RESULT": _result_path(setting, self._job),
             "WATCHBILL_ATTEMPT": str(slip.attempt),
             "WATCHBILL_AGENT": setting.agent,
             "BATCH_ID": slip.batch,
@@ -405,7 +411,7 @@ class _Preparation:
             model = self._model(value_of) or setting.model
             own |= {"WATCHBILL_MODEL": model, "WATCHBILL_MODEL_URL": setting.model_url}
         if self._is_caged:
-            own["TMPDIR"] = str(_passing_folder(setting, file_stem(self._name)))
+            own["TMPDIR"] = _passing_folder(setting, self._job)
         return own | {key: _variable(key, fill(text, value_of)) for key, text in self._work.env.items()}
 
     def _patterns(self, texts: tuple[str, ...], rows: list[ValueOf]) -> tuple[str, ...]:
@@ -428,11 +434,17 @@ class _Preparation:
             if target.is_absolute():
                 places.to_shared(PurePosixPath(self._setting.root), target)
 
-    def _own_products(self, rows: list[ValueOf]) -> Iterator[Path]:
+    def _own_products(self, rows: list[ValueOf]) -> Iterator[str]:
         """The paths in `produces` that are no patterns: what matches a pattern may come from other tasks."""
         texts = [text for text in self._work.produces if not _PATTERN.search(text)]
         filled = (fill(text, value_of) for value_of in rows for text in texts)
-        return (self._plan_path / path for path in itertools.islice(filled, limits.HEADWAY_FILES_MAX))
+        return (str(self._plan_path / path) for path in itertools.islice(filled, limits.HEADWAY_FILES_MAX))
+
+
+@functools.lru_cache(maxsize=limits.BATCH_PATHS_KEPT)
+def _paths_of(root: Path, plan: str, batch: str) -> tuple[Path, Path]:
+    """The folder of a plan and that of a batch on this machine. All tasks of a batch have the same ones."""
+    return root / "plans" / plan, root / places.batch_folder(plan, batch)
 
 
 @functools.lru_cache(maxsize=limits.COMMANDS_PARSED_MAX)
@@ -501,22 +513,25 @@ def hide_so_far(root: Path, prepared: Prepared) -> None:
 
 
 def _attempt_folder(root: Path, slip: Slip) -> Path:
-    own = root / places.batch_folder(slip.plan, slip.batch) / "tasks" / file_stem(slip.task)
-    return own / f"a{slip.attempt}"
+    _, batch = _paths_of(root, slip.plan, slip.batch)
+    return batch / "tasks" / file_stem(slip.task) / f"a{slip.attempt}"
 
 
-def _some_files(folder: Path) -> list[Path]:
+def _some_files(folder: Path) -> list[str]:
     """A folder and files in it, so many that a large folder on a network mount does not delay the heartbeat."""
     try:
         with os.scandir(folder) as entries:
-            return [folder, *(Path(entry) for entry in itertools.islice(entries, limits.HEADWAY_FILES_MAX))]
+            return [
+                str(folder),
+                *(entry.path for entry in itertools.islice(entries, limits.HEADWAY_FILES_MAX)),
+            ]
     except OSError as error:
         if error.errno not in _NO_SUCH_FILE:
             raise
         return []
 
 
-def _changed_at(path: Path) -> int:
+def _changed_at(path: str) -> int:
     try:
         return os.stat(path).st_mtime_ns
     except ValueError:  # no name of a file: a NUL character, half of a surrogate pair
@@ -646,7 +661,7 @@ def _answer(setting: Setting, prepared: Prepared, ended: Ended) -> dict[str, obj
     """What a task gives as its result: its result.json, else the last line of its output if that is a JSON object."""
     path = _result_path(setting, prepared.job.id)
     try:
-        said = read_regular(os.fspath(path), bytes_max=limits.TASK_RESULT_BYTES_MAX)
+        said = read_regular(path, bytes_max=limits.TASK_RESULT_BYTES_MAX)
     except (FileNotFoundError, NotAFile):
         said = b""
     if not said.strip():  # a task in a sandbox finds the file there, and empty
@@ -660,13 +675,13 @@ def _answer(setting: Setting, prepared: Prepared, ended: Ended) -> dict[str, obj
     return cast("dict[str, object]", found) if isinstance(found, dict) else None
 
 
-def _result_path(setting: Setting, job: str) -> Path:
-    return setting.outputs / f"{job}.result.json"
+def _result_path(setting: Setting, job: str) -> str:
+    return f"{setting.outputs}/{job}.result.json"
 
 
-def _passing_folder(setting: Setting, job: str) -> Path:
+def _passing_folder(setting: Setting, job: str) -> str:
     """Where a task in a sandbox puts files that only it needs, while it runs."""
-    return setting.outputs / f"{job}.tmp"
+    return f"{setting.outputs}/{job}.tmp"
 
 
 def _keep_files(setting: Setting, prepared: Prepared, ended: Ended, answer: str) -> None:
@@ -713,10 +728,10 @@ def _whole(output: Output) -> bytes:
 
 def _clear(setting: Setting, prepared: Prepared, ended: Ended) -> None:
     """Remove the private files of a task that is concluded."""
-    used: Iterable[Path | None] = (ended.out.file, ended.err.file, _result_path(setting, prepared.job.id))
-    for path in used:
-        if path is not None and os.path.lexists(path):
-            path.unlink(missing_ok=True)
+    for path in (ended.out.file, ended.err.file, _result_path(setting, prepared.job.id)):
+        if path is not None:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)
     passing = _passing_folder(setting, prepared.job.id)
-    if passing.is_dir():
+    if os.path.isdir(passing):
         shutil.rmtree(passing, ignore_errors=True)

@@ -87,6 +87,8 @@ class Work:
 
 
 _WORDS: Mapping[str, type[Enum]] = {"class": TaskClass, "type": TaskType, "sandbox": Sandbox}
+#: The words of each key, once: every slip is read with them.
+_KNOWN = {key: frozenset(each.value for each in kind) for key, kind in _WORDS.items()}
 _KEYS = frozenset(_WORDS) | {
     "command", "prompt", "system", "schema", "model", "output", "evaluate", "timeout_ms", "requires", "produces", "env",
     "soft_stop", "needs_pair", "remark",
@@ -94,10 +96,12 @@ _KEYS = frozenset(_WORDS) | {
 
 
 def _word(kind: type[Kind], word: str, default: Kind) -> Kind:
-    return next((each for each in kind if each.value == word), default)
+    try:
+        return kind(word)
+    except ValueError:
+        return default
 
 
 def _others(fields: Fields) -> dict[str, object]:
-    words = {key: word for key in _WORDS if (word := fields.text(key))}
-    unknown = {key: word for key, word in words.items() if word not in {each.value for each in _WORDS[key]}}
-    return {key: value for key, value in fields.all().items() if key not in _KEYS} | unknown
+    words = {key: word for key, known in _KNOWN.items() if (word := fields.text(key)) and word not in known}
+    return {key: value for key, value in fields.all().items() if key not in _KEYS} | words

@@ -25,7 +25,7 @@ import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import NamedTuple, TypeVar, cast
 
 from watchbill import limits
@@ -131,7 +131,7 @@ class Rules:
         return self.default is not None or any(each.rule.action is not Action.ALLOW for each in self.patterns)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)  # without slots: what follows from it is kept in it
 class RuleBook:
     """The rules that hold for a plan: those of the root and its own. `broken`: what is wrong with them."""
 
@@ -139,12 +139,12 @@ class RuleBook:
     plan: Rules | None = None
     broken: str = ""
 
-    @property
+    @cached_property
     def sandbox(self) -> SandboxRules:
         """What tasks of the plan get at least. The plan's own file can only add restrictions."""
         root = self.root.sandbox if self.root is not None else SandboxRules()
         plan = self.plan.sandbox if self.plan is not None else SandboxRules()
-        level = max(root.level, plan.level, key=list(Sandbox).index)
+        level = max(root.level, plan.level, key=lambda each: each.strength)
         net = Network.NONE if Network.NONE in (root.net, plan.net) else Network.ALL
         return SandboxRules(
             level, net, root.write, _tighter(root.memory_bytes, plan.memory_bytes),
