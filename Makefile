@@ -45,8 +45,10 @@ check: setup-dev ## lint, format, types, known vulnerabilities
 	@$(BIN)/basedpyright
 	@$(BIN)/python tools/audit.py
 
-check-clients: setup-dev ## clients of npm against a gateway: needs node, fetches some 650 MB once
+check-clients: setup-dev ## clients of npm and large ones of Python against a gateway: needs node, fetches some 900 MB once
 	@cd tests/clients && npm ci --no-audit --no-fund
+	@test -x tests/clients/.venv/bin/python || "$(PYTHON)" -m venv --without-pip tests/clients/.venv
+	@$(BIN)/uv pip sync --quiet --require-hashes --python tests/clients/.venv requirements-clients.lock
 	@$(BIN)/python -m pytest tests/clients $(ARGS)
 
 wheel: setup-dev ## build dist/watchbill-*.whl, for pipx, uv tool or pip
@@ -66,6 +68,7 @@ lock: setup-dev ## make the lock files anew: make lock UPGRADE=1 for newer versi
 	@$(LOCK) pyproject.toml $(EXTRAS) --group build --output-file requirements.lock
 	@$(LOCK) pyproject.toml $(EXTRAS) --group build --group dev --constraints requirements.lock --output-file requirements-dev.lock
 	@$(LOCK) --group setup --output-file requirements-setup.lock
+	@$(LOCK) --group clients --output-file requirements-clients.lock
 
 clean: ## remove what was built; models and state are not touched
 	@rm -rf .venv .cache .pytest_cache .ruff_cache .hypothesis dist

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-LOCKS = ("requirements.lock", "requirements-dev.lock", "requirements-setup.lock")
+LOCKS = ("requirements.lock", "requirements-dev.lock", "requirements-setup.lock", "requirements-clients.lock")
 TIMEOUT_S = 180
 
 

@@ -6,31 +6,17 @@ need node and the packages of package.json; where these are not installed the te
 
 import asyncio
 import json
-import os
 import shutil
 from pathlib import Path
 
 import pytest
 
+from clients.rig import BEFORE, CALL, delta, run, send_events
 from support.open_gateway import CATALOG, open_gateway
-from support.peer import Asked, chat_events, sse
+from support.peer import Asked, chat_events
 
 HERE = Path(__file__).parent
 SEEN = "I see a cow"
-BASE = {"id": "chatcmpl-1", "object": "chat.completion.chunk", "created": 7, "model": "engine-name"}
-NAMED = {"index": 0, "id": "call_1", "type": "function", "function": {"name": "look", "arguments": ""}}
-
-
-def _delta(fields: dict[str, object], reason: str | None = None) -> dict[str, object]:
-    return {**BASE, "choices": [{"index": 0, "delta": fields, "finish_reason": reason}]}
-
-
-CALL = [
-    _delta({"role": "assistant", "content": None}),
-    _delta({"tool_calls": [NAMED]}),
-    _delta({"tool_calls": [{"index": 0, "function": {"arguments": "{}"}}]}),
-    _delta({}, "tool_calls"),
-]
 #: Tools of agents that run a command, and how they are asked to say a word.
 WORD = "watch-42"
 SHELLS = {
@@ -54,10 +40,10 @@ async def working(asked: Asked, writer: asyncio.StreamWriter) -> None:
     if offered and not results:
         name = offered.pop()
         function = {"name": name, "arguments": json.dumps(SHELLS[name])}
-        events = [*CALL[:1], _delta({"tool_calls": [{**NAMED, "function": function}]}), *CALL[-1:]]
+        events = [*CALL[:1], delta({"tool_calls": [{**BEFORE, "function": function}]}), *CALL[-1:]]
     else:
         events = chat_events("It came back" if any(WORD in result for result in results) else "It did not")
-    send(writer, sse(*events, "[DONE]"))
+    send_events(writer, *events)
 
 
 async def looking(asked: Asked, writer: asyncio.StreamWriter) -> None:
@@ -67,30 +53,7 @@ async def looking(asked: Asked, writer: asyncio.StreamWriter) -> None:
     assert isinstance(messages, list)
     has_looked = any(message.get("role") == "tool" for message in messages)
     calls = bool(body.get("tools")) and not has_looked
-    send(writer, sse(*CALL if calls else chat_events(SEEN), "[DONE]"))
-
-
-def send(writer: asyncio.StreamWriter, content: bytes) -> None:
-    writer.write(b"HTTP/1.1 200 -\r\nContent-Type: text/event-stream\r\n")
-    writer.write(b"Content-Length: %d\r\n\r\n" % len(content) + content)
-
-
-async def run(*words: str, folder: Path, **variables: str) -> str:
-    """What a program printed. Nothing of it reaches any other address than this machine's."""
-    env = {"PATH": os.environ["PATH"], "HOME": str(folder), "NO_PROXY": "127.0.0.1", **variables}
-    env |= dict.fromkeys(("HTTP_PROXY", "HTTPS_PROXY"), "http://127.0.0.1:9")
-    program = await asyncio.create_subprocess_exec(
-        *words, env=env, cwd=folder, stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
-    )  # fmt: skip
-    try:
-        async with asyncio.timeout(90):
-            out, errors = await program.communicate()
-    finally:
-        if program.returncode is None:
-            program.kill()
-    assert program.returncode == 0, errors.decode()[-2000:]
-    return out.decode()
+    send_events(writer, *CALL if calls else chat_events(SEEN))
 
 
 async def told_by(scenario: str, folder: Path) -> dict[str, object]:

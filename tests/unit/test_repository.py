@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-LOCKS = ("requirements-setup.lock", "requirements.lock", "requirements-dev.lock")
+LOCKS = ("requirements-setup.lock", "requirements.lock", "requirements-dev.lock", "requirements-clients.lock")
 
 
 def pins_of(lock: str) -> dict[str, set[str]]:
@@ -32,7 +32,10 @@ def test_every_locked_package_has_hashes_and_no_address(lock: str) -> None:
 
 
 def test_tests_run_on_the_versions_that_users_get() -> None:
-    users, developers = pins_of("requirements.lock"), pins_of("requirements-dev.lock")
+    users, developers = (
+        pins_of("requirements.lock"),
+        pins_of("requirements-dev.lock"),
+    )
     assert {name: developers.get(name) for name in users} == users
 
 

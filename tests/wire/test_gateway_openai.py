@@ -230,11 +230,8 @@ async def test_an_engines_refusal_keeps_its_words() -> None:
             answer = await opened.ask("/v1/chat/completions", {**CHAT, "stream": stream})
             assert answer.status == 400
             error = answer.json["error"]
-            assert (error["message"], error["type"], error["source"]) == (
-                "too long",
-                "exceed_context_size_error",
-                "engine",
-            )
+            assert error["message"].startswith("too long. ")
+            assert (error["type"], error["source"]) == ("exceed_context_size_error", "engine")
             assert error["code"] == "context_length_exceeded"
             assert opened.driver.requests() == []
 
@@ -376,12 +373,17 @@ def test_the_text_is_the_same_however_the_stream_was_split(text: str, places: li
 async def test_a_prompt_that_is_too_long_has_the_code_that_clients_match(
     error: dict[str, object], stream: bool
 ) -> None:
-    """api.md: whichever engine said so, in its own words."""
+    """api.md: whichever engine said so, in its own words and in those of OpenAI that frameworks look for."""
     refuse = stream_of(json.dumps({"error": error}).encode(), content_type="application/json", status=400)
     async with open_gateway(refuse) as opened:
         answer = await opened.ask("/v1/chat/completions", {**CHAT, "stream": stream})
         assert (answer.status, answer.code) == (400, "context_length_exceeded")
-        assert answer.json["error"]["message"] == error["message"]
+        message = answer.json["error"]["message"]
+        assert message.startswith(str(error["message"]).rstrip("."))
+        assert "Input tokens exceed the configured limit" in message
+        assert "this model's maximum context length is" in message
+        told = answer.json["error"].get("n_prompt_tokens"), answer.json["error"].get("n_ctx")
+        assert told == ((600, 512) if "600" in message else (None, None))
 
 
 @pytest.mark.parametrize(

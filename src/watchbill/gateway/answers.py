@@ -48,7 +48,7 @@ _RETRY_AFTER_DEFAULT_S = 5
 #: What llama.cpp answers with 500 although nothing is wrong with it: the request is.
 _CALLERS_FAULTS = ("is too large to process", "Failed to parse tool", "Failed to parse messages")
 #: How engines say that a prompt is longer than the context: llama.cpp and OpenAI by a name; vLLM, SGLang and others in
-#: words, with two figures.
+#: words, with two figures. And how OpenAI says it, to chats and to responses.
 _TOO_LONG_CODE = "context_length_exceeded"
 _TOO_LONG_NAMES = frozenset({"exceed_context_size_error", _TOO_LONG_CODE})
 _TOO_LONG_WORDS = re.compile(
@@ -56,6 +56,7 @@ _TOO_LONG_WORDS = re.compile(
     r"exceeds? (?:the )?context (?:length|size|window)|is too large to process",
     re.IGNORECASE,
 )
+_TOO_LONG_SENTENCES = ("Input tokens exceed the configured limit", "this model's maximum context length is")
 _FIGURES = re.compile(r"\b\d{1,9}(?= tokens)|(?<=is )\d{1,9}\b|(?<=size: )\d{1,9}\b")
 #: Statuses after which a client may try again by itself.
 _RETRYABLE = frozenset({429, 503, 507})
@@ -169,7 +170,25 @@ def error_fields(error: TheirsError) -> dict[str, object]:
     if isinstance(error, EngineRefused):
         kind, param = error.kind or kind, error.param
     source = "engine" if isinstance(error, EngineFailed) else "watchbill"
-    return {"message": str(error), "type": kind, "param": param, "code": code_of(error), "source": source}
+    long = too_long(error)
+    message = str(error) if long is None else _in_words_of_openai(str(error), long)
+    fields = {"message": message, "type": kind, "param": param, "code": code_of(error), "source": source}
+    if long is not None and long.asked is not None:
+        fields |= {
+            "n_prompt_tokens": long.asked,
+            "n_ctx": long.most,
+        }  # as llama.cpp's own clients look for them
+    return fields
+
+
+def _in_words_of_openai(message: str, long: TooLong) -> str:
+    """Both sentences of OpenAI behind an engine's own: frameworks look for one of them in the message, since newer
+    clients of OpenAI show them nothing else."""
+    configured, maximum = _TOO_LONG_SENTENCES
+    limit, most = ("", "less") if long.most is None else (f" of {long.most} tokens", f"{long.most} tokens")
+    sent = "" if long.asked is None else f" Your messages resulted in {long.asked} tokens."
+    said = f"{configured}{limit}: {maximum} {most}.{sent} Please reduce the length of the messages."
+    return f"{message.rstrip('. ')}. {said}"
 
 
 def code_of(error: TheirsError) -> str:
