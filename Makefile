@@ -47,8 +47,8 @@ check: setup-dev ## lint, format, types, known vulnerabilities
 
 check-clients: setup-dev ## clients of npm and large ones of Python against a gateway: needs node, fetches some 900 MB once
 	@cd tests/clients && npm ci --no-audit --no-fund
-	@test -x tests/clients/.venv/bin/python || "$(PYTHON)" -m venv --without-pip tests/clients/.venv
-	@$(BIN)/uv pip sync --quiet --require-hashes --python tests/clients/.venv requirements-clients.lock
+	@test -x .cache/clients/bin/python || "$(PYTHON)" -m venv --without-pip .cache/clients
+	@$(BIN)/uv pip sync --quiet --require-hashes --python .cache/clients requirements-clients.lock
 	@$(BIN)/python -m pytest tests/clients $(ARGS)
 
 wheel: setup-dev ## build dist/watchbill-*.whl, for pipx, uv tool or pip

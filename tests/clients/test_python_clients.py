@@ -17,7 +17,7 @@ from support.open_gateway import CATALOG, open_gateway
 from watchbill.catalog import ApiKey, Server
 
 HERE = Path(__file__).parent
-APART = HERE / ".venv/bin/python"
+APART = HERE.parents[1] / ".cache/clients/bin/python"
 SERVER = Server(
     keys=(
         ApiKey("user", "user"),
