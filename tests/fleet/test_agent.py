@@ -170,6 +170,26 @@ def test_a_result_is_a_file_or_the_last_line(rig: FleetRig) -> None:
     assert answers == {"file": '{"from":"file"}', "line": '{"from":"line"}', "none": ""}
 
 
+def test_whatever_a_task_leaves_in_place_of_its_result_the_agent_goes_on(rig: FleetRig) -> None:
+    """FLEET-10, R50: a folder there once kept the agent from ever working again; a link is not followed."""
+    kept = rig.root.parent / "kept"
+    kept.write_text("mine")
+    rig.submit(
+        "b1",
+        task("folder", 'mkdir -p "$WATCHBILL_RESULT/a/b"; touch "$WATCHBILL_RESULT/a/c"')
+        + task("pipe", 'mkfifo "$WATCHBILL_RESULT"')
+        + task("link", f'ln -s {kept} "$WATCHBILL_RESULT"')
+        + task("folder_link", f'ln -s {kept.parent} "$WATCHBILL_RESULT"')
+        + task("passing", 'touch "${WATCHBILL_RESULT%.result.json}.tmp"')
+        + task("after", "true", "depends_on**: folder, pipe, link, folder_link, passing"),
+    )
+    agent = rig.start("cpu-1")
+    finish(rig)
+    assert ended(rig) == "complete"
+    assert {result["answer"] for result in rig.results("cpu-1")} == {""}
+    assert (kept.read_text(), os.listdir(agent.folder / "outputs")) == ("mine", [])
+
+
 def test_outputs_are_kept_where_there_is_something_to_see(rig: FleetRig) -> None:
     """A short success leaves no file; a failure, a long output and a task that asks for its folder do."""
     rig.submit(

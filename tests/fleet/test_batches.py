@@ -55,6 +55,11 @@ def test_a_submitted_plan_runs_to_its_end_and_every_view_tells_it(fleet: FleetFo
     assert "agent cpu-1" in fleet.plan("status").stdout
     followed = fleet.plan("status", batch, "--follow")
     assert followed.returncode == 0 and "5 of 5  complete" in followed.stdout
+    nothing = fleet.plan("retry", "each")  # PLAN-07: it means those that did not complete
+    assert nothing.returncode == 2 and "all 3 tasks of each are complete" in nothing.stderr
+    assert os.listdir(fleet.root / places.INBOX) == []
+    by_plan = fleet.plan("status", "words")
+    assert by_plan.returncode == 2 and f"its newest one is {batch}" in by_plan.stderr
 
 
 def test_a_bad_plan_is_refused_with_its_line_and_nothing_is_written(fleet: FleetFolder) -> None:

@@ -319,9 +319,22 @@ def retry_tasks(tasks: Sequence[str], *, batch: str | None, root: Path | None, q
     running = [task for task in running if not ledger.tasks_of(task)]
     if running:
         raise OursError(f"{running[0]} of {place.batch} has not ended, there is nothing to repeat")
+    told = ", ".join([_repeated(ledger, task) for task in tasks])
     ask_to_reopen(disk, Reopening(secrets.token_hex(6), place.batch, place.plan, tuple(tasks)))
-    asked(folder, disk, Terminal(quiet=quiet), f"{', '.join(tasks)} of {place.batch} will run again")
+    asked(folder, disk, Terminal(quiet=quiet), f"{told} of {place.batch} will run again")
     return 0
+
+
+def _repeated(ledger: Ledger, task: str) -> str:
+    """What runs again for a name. Raises OursError for a fan-out of which nothing would."""
+    parts = ledger.tasks_of(task)
+    again = [part for part in parts if ledger.phase(part) is not Phase.COMPLETE]
+    if parts and not again:
+        raise OursError(
+            f"all {len(parts):,} tasks of {task} are complete, there is nothing to repeat",
+            hint=f"to run one of them again all the same, name it, as {parts[0]}",
+        )
+    return f"{len(again):,} of {len(parts):,} tasks of {task}" if parts else task
 
 
 def _refuse_unknown(ledger: Ledger, tasks: Sequence[str]) -> None:

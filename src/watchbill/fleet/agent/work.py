@@ -8,7 +8,6 @@ Everything here reads and writes the shared folder, or other folders that a task
 thread. `prepare` and `conclude` may be repeated.
 """
 
-import contextlib
 import errno
 import functools
 import glob
@@ -73,7 +72,7 @@ _EXHAUSTED = frozenset({errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE})
 #: What says that there is no such file, and nothing about the folder as a whole.
 _NO_SUCH_FILE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.ELOOP, errno.ENAMETOOLONG})
 _PATTERN = re.compile(r"[*?[]")
-_EXECUTOR = Part.EXECUTOR.logger
+_EXECUTOR, _WORKER = Part.EXECUTOR.logger, Part.WORKER.logger
 #: The classes that use the device.
 ON_GPU = (TaskClass.SCRIPT, TaskClass.LLM)
 
@@ -662,7 +661,7 @@ def _answer(setting: Setting, prepared: Prepared, ended: Ended) -> dict[str, obj
     path = _result_path(setting, prepared.job.id)
     try:
         said = read_regular(path, bytes_max=limits.TASK_RESULT_BYTES_MAX)
-    except (FileNotFoundError, NotAFile):
+    except (FileNotFoundError, NotAFile, PermissionError):  # whatever the task has put there
         said = b""
     if not said.strip():  # a task in a sandbox finds the file there, and empty
         said = ended.out.tail.rstrip(b"\n").rpartition(b"\n")[2]
@@ -728,10 +727,20 @@ def _whole(output: Output) -> bytes:
 
 def _clear(setting: Setting, prepared: Prepared, ended: Ended) -> None:
     """Remove the private files of a task that is concluded."""
-    for path in (ended.out.file, ended.err.file, _result_path(setting, prepared.job.id)):
+    own = (_result_path(setting, prepared.job.id), _passing_folder(setting, prepared.job.id))
+    for path in (ended.out.file, ended.err.file, *own):
         if path is not None:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(path)
-    passing = _passing_folder(setting, prepared.job.id)
-    if os.path.isdir(passing):
-        shutil.rmtree(passing, ignore_errors=True)
+            _remove(path)
+
+
+def _remove(path: str | Path) -> None:
+    """Remove whatever a task has put there. What cannot be removed must not keep its result back, and goes when the
+    next guard starts: a folder in place of a result once stopped an agent for good."""
+    try:
+        os.unlink(path)
+    except FileNotFoundError:
+        pass
+    except IsADirectoryError:
+        shutil.rmtree(path, ignore_errors=True)
+    except OSError as error:
+        _WORKER.warning("a file of a task that has ended cannot be removed: %s", error)

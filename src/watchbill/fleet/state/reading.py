@@ -88,6 +88,9 @@ def find_batch(disk: FolderDisk, named: str) -> BatchPlace:
     if found:
         listed = ", ".join(each.batch for each in found[: limits.SUGGEST_LISTED_MAX])
         raise OursError(f"{named} begins the ids of {len(found)} batches: {listed}", hint="name one of them")
+    newest = next((each.batch for each in reversed(every) if each.plan == named), None)
+    if newest is not None:
+        raise OursError(f"{named} is a plan, and not a batch of it", hint=f"its newest one is {newest}")
     raise OursError(
         f"there is no batch {named}",
         hint=did_you_mean(named, [each.batch for each in every]) or "submit a plan first",
