@@ -132,6 +132,12 @@ MATRIX = [
     (MODEL + "[agents.a]\nmodel = 'b'", "4: agents.a.model: there is no model b; known are a"),
     ("[agents.brain]",
      "1: agents.brain: is the coordinator's own agent; rename it; [coordinator] has the slots of that one"),
+    # a card, or a pair of them, belongs to one agent (FLEET-01, FLEET-14)
+    ("[agents.a]\ndevice = ['gpu:0', 'gpu:3']\n[agents.b]\ndevice = 'gpu:3'",
+     "4: agents.b.device: gpu:3 belongs to the agent a already; give every card to one agent, and that one more "
+     "cpu_slots or llm_slots"),
+    ("[agents.a]\nport = 1\ndevice = 'ram'\n[agents.b]\ndevice = 'ram'\nport = 1",
+     "6: agents.b.port: 1 is the port of the agent a already; choose another one, or none for any that is free"),
     ("[agents.a_b]", "1: agents.a_b: 'a_b' cannot be an agent; use at most 40 letters, digits and -, as in cpu-1"),
 ]  # fmt: skip
 

@@ -121,7 +121,7 @@ AgentName = Annotated[str, passing(_check_agent)]
 
 
 def check_fleet(fleet: FleetTable, agents: Mapping[str, AgentTable], draft: Draft) -> Iterator[Wrong]:
-    """What is wrong with the shared folder and the agents' names."""
+    """What is wrong with the shared folder, and with the agents' names, cards and ports."""
     try:
         names.operator_path(draft.base, fleet.root or ".")
     except NameRefused as error:
@@ -129,6 +129,32 @@ def check_fleet(fleet: FleetTable, agents: Mapping[str, AgentTable], draft: Draf
     if _BRAIN in agents:
         hint = "rename it; [coordinator] has the slots of that one"
         yield ("agents", _BRAIN), "is the coordinator's own agent", hint
+    yield from _check_cards(agents)
+    yield from _check_ports(agents)
+
+
+def _check_cards(agents: Mapping[str, AgentTable]) -> Iterator[Wrong]:
+    """A card has one agent: two would each count its whole budget, and both ask its model at once."""
+    owners: dict[str, str] = {}
+    for name, table in agents.items():
+        for card in (each for each in table.device or () if each.startswith("gpu")):
+            if (owner := owners.setdefault(card, name)) != name:
+                yield (
+                    ("agents", name, "device"),
+                    f"{card} belongs to the agent {owner} already",
+                    "give every card to one agent, and that one more cpu_slots or llm_slots",
+                )
+
+
+def _check_ports(agents: Mapping[str, AgentTable]) -> Iterator[Wrong]:
+    owners: dict[int, str] = {}
+    for name, table in agents.items():
+        if table.port is not None and (owner := owners.setdefault(table.port, name)) != name:
+            yield (
+                ("agents", name, "port"),
+                f"{table.port} is the port of the agent {owner} already",
+                "choose another one, or none for any that is free",
+            )
 
 
 def build_fleet(

@@ -51,7 +51,7 @@ _OF_THE_SHELL = frozenset(
     {"BASH_ENV", "ENV", "SHELLOPTS", "BASHOPTS", "CDPATH", "GLOBIGNORE", "POSIXLY_CORRECT", "BASH_COMPAT"}
 )
 _FUNCTION = "BASH_FUNC_"
-_STATUS_BYTES = 256 * 2**10
+_STATUS_BYTES = 64 * 2**10  # as much as a pipe holds
 
 
 class Cause(Enum):

@@ -121,6 +121,7 @@ class Agent:
         self._health = Health.HEALTHY  # of the device, as it was last told
         self._is_leaving = False
         self._found_nothing = False
+        self._may_have_more = False  # the queue, when it was last looked at or heard of
         self._work = asyncio.Event()
         self._alarm: asyncio.TimerHandle | None = None  # that sets it
         self._care = asyncio.Event()
@@ -249,6 +250,7 @@ class Agent:
     def _on_arrival(self) -> None:
         arrived = self._watch.arrivals() if self._watch is not None else set[str]()
         self._work.set()
+        self._may_have_more |= places.QUEUE in arrived
         if places.SIGNALS in arrived:  # a care cycle looks at every process: not for each slip in the queue
             self._care.set()
 
@@ -297,8 +299,8 @@ class Agent:
 
     async def _round(self, desk: Desk, standing: Standing | None) -> None:
         """Report and claim. Where the queue is likely to have more, the next tasks run while the reports of the last
-        ones are synced."""
-        if standing is not None and self._finished and not self._found_nothing:
+        ones are synced. Where it is not, nothing comes before the report: the next task of a chain waits for it."""
+        if standing is not None and self._finished and self._may_have_more:
             await self._report_and_claim(desk, deque(), standing)
             standing = None
         if standing is None and self._gathers_reports():
@@ -307,7 +309,7 @@ class Agent:
 
     def _gathers_reports(self) -> bool:
         """Whether more results are about to come that can be synced together with those that wait."""
-        has_more = bool(self._running) and (bool(self._ahead) or not self._found_nothing)
+        has_more = bool(self._running) and (bool(self._ahead) or self._may_have_more)
         left_s = self._finished_at + limits.REPORT_GATHER_MS / 1000 - time.monotonic()
         if not has_more or self._is_leaving or left_s <= 0 or len(self._finished) >= limits.REPORT_GATHER_MAX:
             return False
@@ -358,6 +360,7 @@ class Agent:
                 done.has_later,
             )  # fmt: skip
             self._found_nothing = done.is_empty and not done.has_later
+            self._may_have_more = done.leaves_more
         if done.was_cut or (not done.is_empty and (self._watch is None or self._watch.is_blind)):
             self._work.set()  # there may be more that fits; whatever arrives later is heard
         if done.fault is not None:
