@@ -1,5 +1,6 @@
 """What watches must go on watching: looks at the machine, at protected processes, and the alerts about them."""
 
+import asyncio
 import base64
 import errno
 from collections.abc import Mapping
@@ -12,11 +13,12 @@ from watchbill.catalog import RAM, AlertRules, Catalog, Device
 from watchbill.core.messages import Alert, AlertKind, Note, Observed
 from watchbill.errors import TheirsError
 from watchbill.limits import PROBE_FAILURES_MAX
-from watchbill.probes import Probe, Reading
+from watchbill.probes import CardHealth, Probe, Reading
 from watchbill.probes.patient import PatientProbe
 from watchbill.probes.ram import RamProbe
 from watchbill.runtime import protected as protected_module
 from watchbill.runtime.alerts import Deliverer
+from watchbill.runtime.claims import Claim, Claims
 from watchbill.runtime.probe_loop import Memory, ProbeLoop
 from watchbill.runtime.protected import Protected
 from watchbill.units import Bytes, Millis
@@ -29,6 +31,27 @@ class Steady(Probe):
 
     def read(self) -> Mapping[str, Reading]:
         return {RAM: Reading(Bytes(100), Bytes(50), Millis(0))}
+
+
+class Used(Probe):
+    """A card on which a process uses as much as it is told."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid, self.bytes = pid, Bytes(0)
+
+    def read(self) -> Mapping[str, Reading]:
+        used = {self.pid: self.bytes}
+        return {"gpu:0": Reading(Bytes(100), Bytes(50), Millis(0), used, CardHealth())}
+
+
+class Granting:
+    """Lends whatever is asked for."""
+
+    async def claim(self, claim: Claim, /) -> str:
+        return "lent"
+
+    async def release(self, claim: Claim, why: str, /) -> str:
+        return why
 
 
 class Stalling(RamProbe):
@@ -84,6 +107,25 @@ async def test_processes_that_stay_out_of_sight_are_an_alert() -> None:
         await probe_loop.look()
     (alert,) = sight.alerts
     assert alert.kind == "probe" and "Too many open files" in alert.text
+
+
+async def test_the_peak_of_a_loan_on_a_card_is_seen_between_two_looks_at_the_processes() -> None:
+    """FLEET-10: a task may have come and gone before the processes are looked at again."""
+    task = await asyncio.create_subprocess_exec("sleep", "60")
+    claims, card, told = Claims(Granting(), lambda: 0), Used(task.pid), list[Observed]()
+    loan, _ = await claims.borrow("gpu:0", 80, "a task", pid=task.pid)
+    probe_loop = ProbeLoop(
+        Catalog({"gpu:0": Device("gpu:0")}, {}, {}, {}), [PatientProbe(card)], lambda _: {}, told.append,
+        borrowed=claims.measure, clock=lambda: 1.0,
+    )  # fmt: skip
+    card.bytes = Bytes(70)
+    await probe_loop.look(processes=False)
+    card.bytes = Bytes(0)
+    await probe_loop.look()
+    task.kill()
+    await task.wait()
+    assert (loan.peak, loan.used) == (70, 0)
+    assert [dict(each.loans) for each in told] == [{loan.id: 70}, {loan.id: 0}]
 
 
 async def test_stalls_that_cannot_be_read_are_none() -> None:

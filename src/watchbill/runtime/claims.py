@@ -227,17 +227,26 @@ class Claims:
 
     # ------------------------------------------------------------------ what the holders use
 
-    def measure(self, cards: Mapping[str, Reading]) -> dict[str, dict[str, int]]:
+    def measure(self, cards: Mapping[str, Reading], *, ram: bool) -> dict[str, dict[str, int]]:
         """Device -> loan -> the bytes that its holder uses. Blocks on /proc: call it in a thread.
 
-        A holder's memory is that of its process tree, less the daemon's own, which a holder may have started. One
+        Without `ram` only the cards are read, which costs little, and loans of RAM keep their last figures.
+        """
+        loans = [c for c in list(self._claims.values()) if c.size is not None and c.pid is not None]
+        self._note_use([loan for loan in loans if ram or loan.device != RAM], cards)
+        found: dict[str, dict[str, int]] = {}
+        for loan in loans:
+            # The ledger knows no owner for memory beyond the loan: it counts as foreign.
+            found.setdefault(loan.device, {})[loan.id] = min(loan.size or 0, loan.used)
+        return found
+
+    def _note_use(self, loans: list[Claim], cards: Mapping[str, Reading]) -> None:
+        """A holder's memory is that of its process tree, less the daemon's own, which a holder may have started. One
         holder may have several loans of a device: those whose user is known have what its tree uses, and the others
         are filled with the rest in the order in which they were asked for.
         """
-        loans = [c for c in list(self._claims.values()) if c.size is not None and c.pid is not None]
         ours = _own_pids({loan.pid for loan in loans if loan.pid is not None}) if loans else set[int]()
         left: dict[tuple[int, str], int] = {}
-        found: dict[str, dict[str, int]] = {}
         for loan in sorted(loans, key=lambda each: each.user is None):
             holder = (loan.pid or 0, loan.device)
             if holder not in left:
@@ -248,9 +257,6 @@ class Claims:
                 loan.used = _used(loan.user, loan.device, cards, ours)
             loan.peak = max(loan.peak, loan.used)
             left[holder] = max(0, left[holder] - loan.used)
-            # The ledger knows no owner for memory beyond the loan: it counts as foreign.
-            found.setdefault(loan.device, {})[loan.id] = min(loan.size or 0, loan.used)
-        return found
 
 
 def _own_pids(holders: set[int]) -> set[int]:

@@ -10,6 +10,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
+from typing import Protocol
 
 from watchbill.catalog import RAM, Catalog
 from watchbill.core.messages import Alert, AlertKind, Constraint, DeviceReading, ModelReading, Observed
@@ -37,6 +38,12 @@ Cards = Mapping[str, Reading]
 Borrowed = dict[str, Mapping[str, int]]  # device -> loan -> the bytes that its holder uses
 
 
+class SeeLoans(Protocol):
+    """How loans are measured: those of cards, and with `ram` those of RAM, which takes longer."""
+
+    def __call__(self, cards: Cards, /, *, ram: bool) -> Mapping[str, Mapping[str, int]]: ...
+
+
 class ProbeLoop:
     """One per daemon. `look` may be called from anywhere; readings do not overlap."""
 
@@ -48,7 +55,7 @@ class ProbeLoop:
         feed: Callable[[Observed], None],
         *,
         asleep: Callable[[], Awaitable[Mapping[str, bool]]] | None = None,
-        borrowed: Callable[[Cards], Mapping[str, Mapping[str, int]]] | None = None,
+        borrowed: SeeLoans | None = None,
         alert: Callable[[Alert], None] | None = None,
         ram: RamProbe | None = None,
         disk: DiskProbe | None = None,
@@ -99,8 +106,11 @@ class ProbeLoop:
         async with self._turn:
             readings = [await probe.look() for probe in self._probes]
             self._count_failures()
-            saw = processes and await self._see_processes(readings)
-        self.cards = {name: r for found in readings for name, r in found.items() if r.health is not None}
+            cards = {name: r for found in readings for name, r in found.items() if r.health is not None}
+            saw = processes and await self._see_processes(cards)
+            if not processes:
+                await self._see_loans_of_cards(cards)
+        self.cards = cards
         now = round(self._clock() * 1000)
         devices = {
             name: reading.for_core(now, self._judge(name, reading))
@@ -129,13 +139,18 @@ class ProbeLoop:
 
         self._disk.look_now(tell)
 
-    async def _see_processes(self, readings: list[Mapping[str, Reading]]) -> bool:
+    async def _see_loans_of_cards(self, cards: Cards) -> None:
+        """Reads what is used of loans of cards, at every reading: a task may be over before the processes are due."""
+        if cards and self._see_loans is not None:
+            with suppress(OSError):  # any errno: /proc cannot be read now, and the last figures stay valid
+                self._loans = dict(await asyncio.to_thread(self._see_loans, cards, ram=False))
+
+    async def _see_processes(self, cards: Cards) -> bool:
         """Reads each engine's process. Where that fails, the last readings stay valid."""
-        cards = {name: r for found in readings for name, r in found.items() if r.health is not None}
         try:
             self._models = await asyncio.to_thread(self._memory, cards)
             if self._see_loans is not None:
-                self._loans = dict(await asyncio.to_thread(self._see_loans, cards))
+                self._loans = dict(await asyncio.to_thread(self._see_loans, cards, ram=True))
             if self._see_sleep is not None:
                 self._asleep = dict(await self._see_sleep())
         except OSError as error:  # any errno: /proc cannot be read now, and readings of free memory go on

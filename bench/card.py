@@ -1,0 +1,352 @@
+"""A fleet on a real NVIDIA card: tasks that really take its memory, a model beside them, and a stranger on the card.
+
+    python bench/card.py --cuda-python /opt/torch/bin/python3
+
+Needs a card, its driver, `nvidia-ml-py` here, and a Python with PyTorch for the programs on the card. Prints what was
+seen, one line per promise, and exits with 1 when one was not kept. Stops by itself.
+"""
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from watchbill.fleet.folder import places
+from watchbill.fleet.folder.disk import FolderDisk
+from watchbill.fleet.state.entries import encode_entry
+from watchbill.fleet.state.journal import read_past
+from watchbill.probes.nvml import NvmlProbe, load_nvml
+
+#: A program that takes so many MiB of the card and keeps them for so many seconds.
+TAKE = """
+import sys, time, torch
+held = torch.zeros(int(sys.argv[1]) << 20, dtype=torch.uint8, device="cuda")
+torch.cuda.synchronize()
+print("took", held.numel() >> 20, flush=True)
+time.sleep(float(sys.argv[2]))
+"""
+#: A model that takes so many MiB and answers every chat with one word.
+MODEL = r"""
+import json, sys, torch
+from http.server import BaseHTTPRequestHandler, HTTPServer
+held = torch.zeros(int(sys.argv[2]) << 20, dtype=torch.uint8, device="cuda")
+torch.cuda.synchronize()
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    def answer(self, body):
+        data = json.dumps(body).encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+    def do_GET(self):
+        self.answer({"status": "ok"})
+    def do_POST(self):
+        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        told = {"role": "assistant", "content": "aye"}
+        about = {"id": "1", "created": 1, "model": "mate"}
+        if not asked.get("stream"):
+            choice = {"index": 0, "message": told, "finish_reason": "stop"}
+            return self.answer(about | {"object": "chat.completion", "choices": [choice]})
+        self.send_response(200)
+        self.send_header("Content-Type", "text/event-stream")
+        self.send_header("Connection", "close")
+        self.end_headers()
+        for delta, why in ((told, None), ({}, "stop")):
+            choice = {"index": 0, "delta": delta, "finish_reason": why}
+            chunk = about | {"object": "chat.completion.chunk", "choices": [choice]}
+            self.wfile.write(b"data: " + json.dumps(chunk).encode() + b"\n\n")
+        self.wfile.write(b"data: [DONE]\n\n")
+        self.close_connection = True
+    def log_message(self, *words):
+        pass
+HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
+"""
+CONFIG = """
+[devices."gpu:0"]
+capacity = "24GiB"
+reserve = "1GiB"
+[models.mate]
+engine = "process"
+command = "{python} {model} ${{PORT}} 8192"
+devices = ["gpu:0"]
+memory = "9GiB"
+health = "/health"
+[coordinator]
+[agents.gpu-0]
+device = "gpu:0"
+model = "mate"
+cpu_slots = 1
+"""
+SCRIPT = """### {name}
+- **task_class**: script
+- **vram_estimate_mb**: {estimate}
+- **command**: `{python} {take} {size} {seconds}`
+"""
+#: What a CUDA context takes beside the tensors of a program, at most.
+CONTEXT_MB = 1_024
+CAPACITY_MB = 24 * 1024
+PATIENCE_S = 120.0
+
+
+class Trial:
+    """A daemon with one agent on the card, and what was promised and seen."""
+
+    def __init__(self, home: Path, python: str) -> None:
+        self.home, self.python = home, python
+        self.root = home / "home" / "fleet"
+        self.failed = 0
+        for name, text in (("take.py", TAKE), ("model.py", MODEL)):
+            (home / name).write_text(text)
+        (home / "watchbill.toml").write_text(CONFIG.format(python=python, model=home / "model.py"))
+
+    def say(self, what: str, seen: str, kept: bool) -> None:
+        self.failed += not kept
+        print(f"{'kept  ' if kept else 'BROKEN'}  {what}: {seen}", flush=True)
+
+    # ------------------------------------------------------------ processes
+
+    def command(self, *words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "watchbill", *words], env=self._env(), cwd=self.home, text=True,
+            capture_output=True, check=False, timeout=4 * PATIENCE_S,
+        )  # fmt: skip
+
+    @contextmanager
+    def up(self) -> Generator[None]:
+        with (self.home / "said").open("w") as said:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "watchbill", "up", "--port", "0", "--config", "watchbill.toml"],
+                env=self._env(), cwd=self.home, stdin=subprocess.DEVNULL, stdout=said, stderr=said,
+            )  # fmt: skip
+        try:
+            self.until(lambda: bool(self.heartbeat()), "the agent joins")
+            yield
+        finally:
+            self.command("down")
+            try:
+                process.wait(PATIENCE_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+
+    @contextmanager
+    def stranger(self, mib: int) -> Generator[None]:
+        """Somebody else's program on the card."""
+        program = [self.python, str(self.home / "take.py"), str(mib), str(PATIENCE_S * 2)]
+        process = subprocess.Popen(program, stdout=subprocess.PIPE, text=True)
+        try:
+            assert process.stdout is not None
+            process.stdout.readline()
+            yield
+        finally:
+            process.kill()
+            process.wait(PATIENCE_S)
+
+    def _env(self) -> dict[str, str]:
+        return os.environ | {"WATCHBILL_HOME": str(self.home / "home"), "NO_COLOR": "1"}
+
+    # ------------------------------------------------------------ the fleet
+
+    def heartbeat(self) -> dict[str, Any]:
+        try:
+            return json.loads((self.root / places.heartbeat_path("gpu-0")).read_text())
+        except (FileNotFoundError, ValueError):
+            return {}
+
+    def submit(self, name: str, tasks: str) -> str:
+        folder = self.root / "plans" / name
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "plan.md").write_text(f"# {name}\n\n## Goal\n\nShow it.\n\n## Tasks\n\n{tasks}")
+        done = self.command("plan", "submit", name, "--root", str(self.root), "--quiet")
+        assert done.returncode == 0, done.stderr
+        return done.stdout.strip()
+
+    def wait(self, batch: str) -> dict[str, Any]:
+        self.command("plan", "wait", batch, "--root", str(self.root), "--timeout", str(PATIENCE_S), "--quiet")
+        done = self.command("plan", "status", batch, "--root", str(self.root), "--json")
+        status = json.loads(done.stdout)
+        for task in status["tasks"]:
+            if task["state"] != "complete":
+                print(f"        {task['id']}: {task['state']}, {task['why']}, {task['error']}")
+        return status
+
+    def task(self, name: str, size_mb: int, estimate_mb: int, seconds: float = 3.0) -> str:
+        return SCRIPT.format(
+            name=name, estimate=estimate_mb, python=self.python, take=self.home / "take.py", size=size_mb,
+            seconds=seconds,
+        )  # fmt: skip
+
+    def entries(self, name: str, batch: str, kind: str) -> list[dict[str, Any]]:
+        """What counts of the journal."""
+        past = read_past(FolderDisk(self.root), name, batch, 10**9)
+        return [fields for entry in past.entries if (fields := encode_entry(entry))["e"] == kind]
+
+    def until(self, true: Callable[[], bool], what: str) -> float:
+        """The seconds until it was true."""
+        begun = time.monotonic()
+        while not true():
+            if time.monotonic() - begun > PATIENCE_S:
+                raise TimeoutError(f"{what} took more than {PATIENCE_S:g} s; see {self.home / 'said'}")
+            time.sleep(0.05)
+        return time.monotonic() - begun
+
+
+class Sampler:
+    """The card's memory by process, as the driver tells it."""
+
+    def __init__(self) -> None:
+        library = load_nvml()
+        if library is None:
+            raise SystemExit("nvidia-ml-py is missing: pip install nvidia-ml-py")
+        self._probe = NvmlProbe(library)
+        self.most_mb = 0
+        threading.Thread(target=self._watch, daemon=True).start()
+
+    def by_process(self) -> dict[int, int]:
+        return {pid: used >> 20 for pid, used in self._probe.read()["gpu:0"].processes.items()}
+
+    def free_mb(self) -> int:
+        return self._probe.read()["gpu:0"].available >> 20
+
+    def _watch(self) -> None:
+        while True:
+            self.most_mb = max(self.most_mb, sum(self.by_process().values()))
+            time.sleep(0.02)
+
+    def again(self) -> None:
+        self.most_mb = 0
+
+
+def play(trial: Trial, sampler: Sampler) -> None:
+    beat = trial.heartbeat()
+    card = {key: beat.get(key) for key in ("temperature_c", "power_draw_w", "vram_used_mb", "vram_total_mb")}
+    trial.say("the heartbeat tells the card", json.dumps(card), beat.get("budget_available_mb", 0) > 0)
+    show_sizes(trial, sampler)
+    show_question(trial, sampler)
+    show_out_of_memory(trial)
+    show_stranger(trial, sampler)
+    show_killed_agent(trial, sampler)
+
+
+def show_sizes(trial: Trial, sampler: Sampler) -> None:
+    """Six tasks that do not fit together."""
+    sizes = {"a": 4_096, "b": 8_192, "c": 6_144, "d": 10_240, "e": 2_048, "f": 12_288}
+    sampler.again()
+    tasks = "".join(trial.task(name, size, size + CONTEXT_MB) for name, size in sizes.items())
+    batch = trial.submit("sizes", tasks)
+    status = trial.wait(batch)
+    peaks = {entry["task"]: entry["peak_vram_mb"] for entry in trial.entries("sizes", batch, "accept")}
+    trial.say(
+        "six tasks of 42 GiB on 24 GiB",
+        f"{status['state']}, {status['counts']}",
+        status["state"] == "complete",
+    )
+    trial.say(
+        "the card never held more than its capacity",
+        f"{sampler.most_mb} MiB at most",
+        0 < sampler.most_mb <= CAPACITY_MB,
+    )
+    extra = {task: peak - sizes[task] for task, peak in sorted(peaks.items())}
+    trial.say(
+        "each peak is that of its process: its tensors and a context",
+        f"MiB above the tensors: {extra}",
+        extra.keys() == sizes.keys() and all(0 < each <= CONTEXT_MB for each in extra.values()),
+    )  # fmt: skip
+
+
+def show_question(trial: Trial, sampler: Sampler) -> None:
+    """A question beside a task: the model is loaded on the same card, in the same ledger."""
+    sampler.again()
+    question = "### ask\n- **prompt**: Ready?\n- **output**: {BATCH_PATH}/answer.txt\n"
+    batch = trial.submit("asks", trial.task("beside", 12_288, 13_312) + question)
+    status = trial.wait(batch)
+    answer = trial.root / "plans" / "asks" / "history" / batch / "answer.txt"
+    said = answer.read_text().strip() if answer.exists() else "nothing"
+    trial.say(
+        "a model is loaded for a question, beside a task", f"{status['state']}, it said {said}", said == "aye"
+    )
+    trial.say("model and task together", f"{sampler.most_mb} MiB at most", 0 < sampler.most_mb <= CAPACITY_MB)
+    seconds = trial.until(lambda: trial.heartbeat().get("state") == "hot", "the agent says hot")
+    trial.say("the agent says hot", f"{seconds:.1f} s later", True)
+
+
+def show_out_of_memory(trial: Trial) -> None:
+    """A task that asks the card for more than it has: CUDA says no, and the next try gets more memory."""
+    batch = trial.submit("large", trial.task("huge", 900_000, 2_048) + "- **retries**: 1\n")
+    trial.wait(batch)
+    issued = [entry["vram_mb"] for entry in trial.entries("large", batch, "issue")]
+    trial.say(
+        "after an out-of-memory end the next try asks for more",
+        f"issued with {issued} MB",
+        issued[1:] > issued[:1],
+    )
+
+
+def show_stranger(trial: Trial, sampler: Sampler) -> None:
+    """Somebody fills the card: nothing new starts, and it goes on when they have gone."""
+    with trial.stranger(sampler.free_mb() - 3_072):
+        seconds = trial.until(lambda: bool(trial.heartbeat().get("constraints")), "the card is constrained")
+        told = trial.heartbeat()["constraints"]
+        trial.say("a stranger fills the card: constrained", f"after {seconds:.1f} s, by {told}", bool(told))
+        batch = trial.submit("later", trial.task("later", 2_048, 3_072, 1.0))
+        time.sleep(5)
+        offered = [each.name for each in (trial.root / places.QUEUE).iterdir() if "later" in each.name]
+        trial.say("a task waits meanwhile", f"{len(offered)} offered after 5 s", len(offered) == 1)
+    seconds = trial.until(lambda: not trial.heartbeat().get("constraints"), "the card is well again")
+    status = trial.wait(batch)
+    trial.say(
+        "they leave: it recovers, and the task runs",
+        f"after {seconds:.1f} s, {status['state']}",
+        status["state"] == "complete",
+    )
+
+
+def show_killed_agent(trial: Trial, sampler: Sampler) -> None:
+    """kill -9 of the agent in the middle of a task: its memory is back, and the task runs again."""
+    others = set(sampler.by_process())
+    batch = trial.submit("killed", trial.task("long", 6_144, 7_168, 8.0))
+
+    def theirs() -> set[int]:
+        return {pid for pid, mib in sampler.by_process().items() if pid not in others and mib > 6_144}
+
+    trial.until(lambda: bool(theirs()), "the task has its memory")
+    before = theirs()
+    os.kill(trial.heartbeat()["pid"], signal.SIGKILL)
+    seconds = trial.until(lambda: not before & set(sampler.by_process()), "its memory is back")
+    trial.say("kill -9 of the agent: the card's memory is back", f"after {seconds:.2f} s", True)
+    status = trial.wait(batch)
+    trial.say(
+        "its task runs again",
+        f"{status['state']}, attempt {status['tasks'][0]['attempt']}",
+        status["state"] == "complete",
+    )
+
+
+def main(words: Sequence[str]) -> int:
+    options = argparse.ArgumentParser(description="A fleet on a real NVIDIA card.")
+    options.add_argument("--cuda-python", default=sys.executable, help="a Python with PyTorch and CUDA")
+    python = options.parse_args(words).cuda_python
+    with tempfile.TemporaryDirectory(prefix="watchbill-card-") as folder:
+        trial = Trial(Path(folder), python)
+        try:
+            with trial.up():
+                play(trial, Sampler())
+        except TimeoutError as error:
+            trial.say("in time", str(error), False)
+        if trial.failed:
+            print((trial.home / "said").read_text()[-4_000:])
+    return 1 if trial.failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
