@@ -20,10 +20,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
+
+from support.eventually import wait_until
+from support.fleet_folder import FleetFolder, shared_folder
 from watchbill.fleet.folder import places
-from watchbill.fleet.folder.disk import FolderDisk
-from watchbill.fleet.state.entries import encode_entry
-from watchbill.fleet.state.journal import read_past
 from watchbill.probes.nvml import NvmlProbe, load_nvml
 
 #: A program that takes so many MiB of the card and keeps them for so many seconds.
@@ -102,47 +103,53 @@ PATIENCE_S = 120.0
 class Trial:
     """A daemon with one agent on the card, and what was promised and seen."""
 
-    def __init__(self, home: Path, python: str) -> None:
-        self.home, self.python = home, python
-        self.root = home / "home" / "fleet"
-        self.failed = 0
+    def __init__(self, fleet: FleetFolder, python: str) -> None:
+        self.fleet, self.python, self.failed = fleet, python, 0
         for name, text in (("take.py", TAKE), ("model.py", MODEL)):
-            (home / name).write_text(text)
-        (home / "watchbill.toml").write_text(CONFIG.format(python=python, model=home / "model.py"))
+            (fleet.home / name).write_text(text)
+        config = CONFIG.format(python=python, model=fleet.home / "model.py")
+        (fleet.home / "watchbill.toml").write_text(config)
+        fleet.start("-m", "watchbill", "up", "--port", "0", "--config", "watchbill.toml")
+        fleet.root = fleet.home / "home" / "fleet"
+        self.until(lambda: bool(self.heartbeat()))
 
     def say(self, what: str, seen: str, kept: bool) -> None:
         self.failed += not kept
         print(f"{'kept  ' if kept else 'BROKEN'}  {what}: {seen}", flush=True)
 
-    # ------------------------------------------------------------ processes
-
-    def command(self, *words: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", "watchbill", *words], env=self._env(), cwd=self.home, text=True,
-            capture_output=True, check=False, timeout=4 * PATIENCE_S,
-        )  # fmt: skip
-
-    @contextmanager
-    def up(self) -> Generator[None]:
-        with (self.home / "said").open("w") as said:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "watchbill", "up", "--port", "0", "--config", "watchbill.toml"],
-                env=self._env(), cwd=self.home, stdin=subprocess.DEVNULL, stdout=said, stderr=said,
-            )  # fmt: skip
+    def heartbeat(self) -> dict[str, Any]:
         try:
-            self.until(lambda: bool(self.heartbeat()), "the agent joins")
-            yield
-        finally:
-            self.command("down")
-            try:
-                process.wait(PATIENCE_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
+            return json.loads((self.fleet.root / places.heartbeat_path("gpu-0")).read_text())
+        except (FileNotFoundError, ValueError):
+            return {}
+
+    def run(self, name: str, tasks: str) -> tuple[str, dict[str, Any]]:
+        """A batch to its end, and its status."""
+        batch = self.submit(name, tasks)
+        return batch, self.end(batch)
+
+    def submit(self, name: str, tasks: str) -> str:
+        self.fleet.write_plan(name, tasks)
+        return self.fleet.submit(name)
+
+    def end(self, batch: str) -> dict[str, Any]:
+        self.fleet.wait(batch)
+        status = self.fleet.status(batch)
+        for task in status["tasks"]:
+            if task["state"] != "complete":
+                print(f"        {task['id']}: {task['state']}, {task['why']}, {task['error']}")
+        return status
+
+    def task(self, name: str, size_mb: int, estimate_mb: int, seconds: float = 3.0) -> str:
+        return SCRIPT.format(
+            name=name, estimate=estimate_mb, python=self.python, take=self.fleet.home / "take.py", size=size_mb,
+            seconds=seconds,
+        )  # fmt: skip
 
     @contextmanager
     def stranger(self, mib: int) -> Generator[None]:
         """Somebody else's program on the card."""
-        program = [self.python, str(self.home / "take.py"), str(mib), str(PATIENCE_S * 2)]
+        program = [self.python, str(self.fleet.home / "take.py"), str(mib), str(2 * PATIENCE_S)]
         process = subprocess.Popen(program, stdout=subprocess.PIPE, text=True)
         try:
             assert process.stdout is not None
@@ -152,52 +159,10 @@ class Trial:
             process.kill()
             process.wait(PATIENCE_S)
 
-    def _env(self) -> dict[str, str]:
-        return os.environ | {"WATCHBILL_HOME": str(self.home / "home"), "NO_COLOR": "1"}
-
-    # ------------------------------------------------------------ the fleet
-
-    def heartbeat(self) -> dict[str, Any]:
-        try:
-            return json.loads((self.root / places.heartbeat_path("gpu-0")).read_text())
-        except (FileNotFoundError, ValueError):
-            return {}
-
-    def submit(self, name: str, tasks: str) -> str:
-        folder = self.root / "plans" / name
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "plan.md").write_text(f"# {name}\n\n## Goal\n\nShow it.\n\n## Tasks\n\n{tasks}")
-        done = self.command("plan", "submit", name, "--root", str(self.root), "--quiet")
-        assert done.returncode == 0, done.stderr
-        return done.stdout.strip()
-
-    def wait(self, batch: str) -> dict[str, Any]:
-        self.command("plan", "wait", batch, "--root", str(self.root), "--timeout", str(PATIENCE_S), "--quiet")
-        done = self.command("plan", "status", batch, "--root", str(self.root), "--json")
-        status = json.loads(done.stdout)
-        for task in status["tasks"]:
-            if task["state"] != "complete":
-                print(f"        {task['id']}: {task['state']}, {task['why']}, {task['error']}")
-        return status
-
-    def task(self, name: str, size_mb: int, estimate_mb: int, seconds: float = 3.0) -> str:
-        return SCRIPT.format(
-            name=name, estimate=estimate_mb, python=self.python, take=self.home / "take.py", size=size_mb,
-            seconds=seconds,
-        )  # fmt: skip
-
-    def entries(self, name: str, batch: str, kind: str) -> list[dict[str, Any]]:
-        """What counts of the journal."""
-        past = read_past(FolderDisk(self.root), name, batch, 10**9)
-        return [fields for entry in past.entries if (fields := encode_entry(entry))["e"] == kind]
-
-    def until(self, true: Callable[[], bool], what: str) -> float:
+    def until(self, true: Callable[[], bool]) -> float:
         """The seconds until it was true."""
         begun = time.monotonic()
-        while not true():
-            if time.monotonic() - begun > PATIENCE_S:
-                raise TimeoutError(f"{what} took more than {PATIENCE_S:g} s; see {self.home / 'said'}")
-            time.sleep(0.05)
+        wait_until(true, PATIENCE_S)
         return time.monotonic() - begun
 
 
@@ -243,9 +208,8 @@ def show_sizes(trial: Trial, sampler: Sampler) -> None:
     sizes = {"a": 4_096, "b": 8_192, "c": 6_144, "d": 10_240, "e": 2_048, "f": 12_288}
     sampler.again()
     tasks = "".join(trial.task(name, size, size + CONTEXT_MB) for name, size in sizes.items())
-    batch = trial.submit("sizes", tasks)
-    status = trial.wait(batch)
-    peaks = {entry["task"]: entry["peak_vram_mb"] for entry in trial.entries("sizes", batch, "accept")}
+    batch, status = trial.run("sizes", tasks)
+    peaks = {entry["task"]: entry["peak_vram_mb"] for entry in trial.fleet.entries("sizes", batch, "accept")}
     trial.say(
         "six tasks of 42 GiB on 24 GiB",
         f"{status['state']}, {status['counts']}",
@@ -268,23 +232,21 @@ def show_question(trial: Trial, sampler: Sampler) -> None:
     """A question beside a task: the model is loaded on the same card, in the same ledger."""
     sampler.again()
     question = "### ask\n- **prompt**: Ready?\n- **output**: {BATCH_PATH}/answer.txt\n"
-    batch = trial.submit("asks", trial.task("beside", 12_288, 13_312) + question)
-    status = trial.wait(batch)
-    answer = trial.root / "plans" / "asks" / "history" / batch / "answer.txt"
+    batch, status = trial.run("asks", trial.task("beside", 12_288, 13_312) + question)
+    answer = trial.fleet.batch("asks", batch) / "answer.txt"
     said = answer.read_text().strip() if answer.exists() else "nothing"
     trial.say(
         "a model is loaded for a question, beside a task", f"{status['state']}, it said {said}", said == "aye"
     )
     trial.say("model and task together", f"{sampler.most_mb} MiB at most", 0 < sampler.most_mb <= CAPACITY_MB)
-    seconds = trial.until(lambda: trial.heartbeat().get("state") == "hot", "the agent says hot")
+    seconds = trial.until(lambda: trial.heartbeat().get("state") == "hot")
     trial.say("the agent says hot", f"{seconds:.1f} s later", True)
 
 
 def show_out_of_memory(trial: Trial) -> None:
     """A task that asks the card for more than it has: CUDA says no, and the next try gets more memory."""
-    batch = trial.submit("large", trial.task("huge", 900_000, 2_048) + "- **retries**: 1\n")
-    trial.wait(batch)
-    issued = [entry["vram_mb"] for entry in trial.entries("large", batch, "issue")]
+    batch, _ = trial.run("large", trial.task("huge", 900_000, 2_048) + "- **retries**: 1\n")
+    issued = [entry["vram_mb"] for entry in trial.fleet.entries("large", batch, "issue")]
     trial.say(
         "after an out-of-memory end the next try asks for more",
         f"issued with {issued} MB",
@@ -295,15 +257,15 @@ def show_out_of_memory(trial: Trial) -> None:
 def show_stranger(trial: Trial, sampler: Sampler) -> None:
     """Somebody fills the card: nothing new starts, and it goes on when they have gone."""
     with trial.stranger(sampler.free_mb() - 3_072):
-        seconds = trial.until(lambda: bool(trial.heartbeat().get("constraints")), "the card is constrained")
+        seconds = trial.until(lambda: bool(trial.heartbeat().get("constraints")))
         told = trial.heartbeat()["constraints"]
         trial.say("a stranger fills the card: constrained", f"after {seconds:.1f} s, by {told}", bool(told))
         batch = trial.submit("later", trial.task("later", 2_048, 3_072, 1.0))
         time.sleep(5)
-        offered = [each.name for each in (trial.root / places.QUEUE).iterdir() if "later" in each.name]
+        offered = [each.name for each in (trial.fleet.root / places.QUEUE).iterdir() if "later" in each.name]
         trial.say("a task waits meanwhile", f"{len(offered)} offered after 5 s", len(offered) == 1)
-    seconds = trial.until(lambda: not trial.heartbeat().get("constraints"), "the card is well again")
-    status = trial.wait(batch)
+    seconds = trial.until(lambda: not trial.heartbeat().get("constraints"))
+    status = trial.end(batch)
     trial.say(
         "they leave: it recovers, and the task runs",
         f"after {seconds:.1f} s, {status['state']}",
@@ -319,12 +281,12 @@ def show_killed_agent(trial: Trial, sampler: Sampler) -> None:
     def theirs() -> set[int]:
         return {pid for pid, mib in sampler.by_process().items() if pid not in others and mib > 6_144}
 
-    trial.until(lambda: bool(theirs()), "the task has its memory")
+    trial.until(lambda: bool(theirs()))
     before = theirs()
     os.kill(trial.heartbeat()["pid"], signal.SIGKILL)
-    seconds = trial.until(lambda: not before & set(sampler.by_process()), "its memory is back")
+    seconds = trial.until(lambda: not before & set(sampler.by_process()))
     trial.say("kill -9 of the agent: the card's memory is back", f"after {seconds:.2f} s", True)
-    status = trial.wait(batch)
+    status = trial.end(batch)
     trial.say(
         "its task runs again",
         f"{status['state']}, attempt {status['tasks'][0]['attempt']}",
@@ -336,15 +298,18 @@ def main(words: Sequence[str]) -> int:
     options = argparse.ArgumentParser(description="A fleet on a real NVIDIA card.")
     options.add_argument("--cuda-python", default=sys.executable, help="a Python with PyTorch and CUDA")
     python = options.parse_args(words).cuda_python
-    with tempfile.TemporaryDirectory(prefix="watchbill-card-") as folder:
-        trial = Trial(Path(folder), python)
+    with (
+        tempfile.TemporaryDirectory(prefix="watchbill-card-") as folder,
+        shared_folder(Path(folder)) as fleet,
+    ):
+        trial = Trial(fleet, python)
         try:
-            with trial.up():
-                play(trial, Sampler())
-        except TimeoutError as error:
+            play(trial, Sampler())
+        except AssertionError as error:
             trial.say("in time", str(error), False)
+        fleet.run("down")
         if trial.failed:
-            print((trial.home / "said").read_text()[-4_000:])
+            print(fleet.log.read_text()[-4_000:])
     return 1 if trial.failed else 0
 
 
