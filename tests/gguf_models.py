@@ -25,6 +25,8 @@ from watchbill.units import parse_bytes
 __all__ = ["GgufFiles", "gguf_files", "make_chat_model", "make_embedding_model"]
 
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|pad|>")
+#: llama.cpp knows these by their names.
+INFILL = ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>")
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n"
     "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
@@ -48,6 +50,13 @@ class GgufFiles:
             _make_whole(path, lambda draft: make_chat_model(draft, parse_bytes(size), seed))
         return path
 
+    def infill(self) -> Path:
+        """A small chat model that also knows the tokens for what is between two texts."""
+        path = self.folder / "infill.gguf"
+        if not path.exists():
+            _make_whole(path, lambda draft: make_chat_model(draft, parse_bytes("5MB"), further=INFILL))
+        return path
+
     def embedding(self) -> Path:
         """A tiny encoder for /v1/embeddings."""
         path = self.folder / "embedding.gguf"
@@ -62,14 +71,14 @@ def gguf_files(request: pytest.FixtureRequest) -> GgufFiles:
     return GgufFiles(request.config.cache.mkdir("gguf"))
 
 
-def make_chat_model(path: Path, size: int, seed: int = 1) -> None:
-    """Writes a llama-like chat model of about `size` bytes."""
+def make_chat_model(path: Path, size: int, seed: int = 1, *, further: tuple[str, ...] = ()) -> None:
+    """Writes a llama-like chat model of about `size` bytes, with further special tokens."""
     width = next(
         width for width, most in ((128, 8e6), (256, 30e6), (512, 200e6), (1024, 10e9)) if size < most
     )
     head = 32 if width < 512 else 64
     heads, kv_heads, inner = width // head, max(1, width // head // 4), 3 * width
-    tokens, types = _byte_vocabulary()
+    tokens, types = _byte_vocabulary(further)
     layer = 2 * width * width + 2 * width * kv_heads * head + 3 * width * inner
     layers = max(1, round((size / F16_BYTES - 2 * len(tokens) * width) / layer))
     writer = gguf.GGUFWriter(path, "llama")
@@ -182,14 +191,15 @@ def _add_embedding_weights(
         add_norm(f"{block}.layer_output_norm")
 
 
-def _byte_vocabulary() -> tuple[list[str], list[int]]:
+def _byte_vocabulary(further: tuple[str, ...]) -> tuple[list[str], list[int]]:
     """A token for each byte, as GPT-2 writes bytes, one merge (the format wants one), and the special ones."""
     printable = {*range(33, 127), *range(161, 173), *range(174, 256)}
     others = iter(range(256, 512))
     tokens = [chr(byte) if byte in printable else chr(next(others)) for byte in range(256)]
     tokens.append(tokens[ord(" ")] + "t")
-    types = [gguf.TokenType.NORMAL] * len(tokens) + [gguf.TokenType.CONTROL] * len(SPECIAL)
-    return [*tokens, *SPECIAL], [int(kind) for kind in types]
+    special = [*SPECIAL, *further]
+    types = [gguf.TokenType.NORMAL] * len(tokens) + [gguf.TokenType.CONTROL] * len(special)
+    return [*tokens, *special], [int(kind) for kind in types]
 
 
 def _add_byte_tokenizer(writer: gguf.GGUFWriter, tokens: list[str], types: list[int]) -> None:
