@@ -55,7 +55,9 @@ def test_what_is_between_two_texts_is_filled_in(daemon: Daemon) -> None:
 
 def test_a_model_without_tokens_for_it_fills_nothing_in(daemon: Daemon) -> None:
     """LANE-01: 501 that names the model, and not to be tried again; the model stays well."""
-    status, headers, text = daemon.ask("/infill", {"model": "plain", "input_prefix": "a", "input_suffix": "b"})
+    status, headers, text = daemon.ask(
+        "/infill", {"model": "plain", "input_prefix": "a", "input_suffix": "b"}
+    )
     assert (status, headers.get("x-should-retry")) == (501, "false") and b"plain" in text
     assert daemon.chat("plain")[0] == 200
 

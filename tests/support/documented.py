@@ -5,7 +5,7 @@ import typing
 from pathlib import Path
 from typing import Any
 
-__all__ = ["literals", "rows_of"]
+__all__ = ["holds", "literals", "rows_of", "working"]
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 
@@ -15,6 +15,22 @@ def rows_of(page: str, title: str) -> dict[str, tuple[str, str]]:
     section = (DOCS / page).read_text().split(f"### {title}\n")[1].split("\n#")[0]
     rows = re.findall(r"^\| `([^`]+)` \| (\w+) \| (.*) \|$", section, re.MULTILINE)
     return {name: (what, why) for name, what, why in rows}
+
+
+def working(page: str, title: str) -> set[str]:
+    """The names of a table that the page says work."""
+    return {name for name, (what, _) in rows_of(page, title).items() if what == "works"}
+
+
+def holds(part: object, whole: object) -> bool:
+    """Whether all of `part` is in `whole`: fields of objects, and lists item by item."""
+    if isinstance(part, dict):
+        return isinstance(whole, dict) and all(
+            name in whole and holds(value, whole[name]) for name, value in part.items()
+        )
+    if isinstance(part, list):
+        return isinstance(whole, list) and len(part) == len(whole) and all(map(holds, part, whole))
+    return part == whole
 
 
 def literals(shape: Any) -> set[str]:

@@ -16,7 +16,7 @@ from anthropic.types.beta import (
     message_create_params,
 )
 
-from support.documented import literals, rows_of
+from support.documented import holds, literals, rows_of, working
 from support.open_gateway import open_gateway
 from support.peer import chat_events, sse, stream_of, tool_events
 from watchbill.gateway.dialects.anthropic.treatment import (
@@ -84,7 +84,7 @@ def test_the_tables_have_everything_that_the_client_knows() -> None:
     assert set(STOP_REASONS) == literals(BetaStopReason)
 
 
-#: A value of each field, and what the engine is asked with where it works.
+#: A value of each field, and what the engine is asked with where it works; None: see what is told, below.
 SAMPLES: dict[str, tuple[object, str | None]] = {
     "max_tokens": (7, "max_tokens"), "messages": ([{"role": "user", "content": "x"}], "messages"),
     "model": ("a", None), "output_config": ({"effort": "low"}, "reasoning_effort"), "stream": (True, None),
@@ -111,7 +111,8 @@ PARTS: dict[str, dict[str, object]] = {
     "image.url": {"url": "http://x/a.png"}, "document.text": {"data": "x"}, "document.content": {"content": [TEXT]},
     "document.base64": {"media_type": "text/plain", "data": "aGk="},
 }  # fmt: skip
-BODY: dict[str, Any] = {"model": "a", "max_tokens": 9, "messages": [{"role": "user", "content": "hi"}]}
+USER = {"role": "user", "content": "hi"}
+BODY: dict[str, Any] = {"model": "a", "max_tokens": 9, "messages": [USER]}
 OF_ASSISTANT = ("thinking", "redacted_thinking", "tool_use")
 
 
@@ -158,6 +159,48 @@ async def test_each_row_of_what_may_be_asked_is_true() -> None:
             kind, _, source = name.partition(".")
             block = {"type": kind, "source": {"type": source, **PARTS.get(name, {})}}
             await check(what, name, saying(block), "messages", plain)
+
+
+#: What the answer tells of the fields of which the engine hears nothing, or only together with others.
+TOOL = {"name": "t", "input_schema": {"type": "object"}}
+TOLD: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
+    "model": ({"model": "alias/of-a"}, {}, {"model": "a"}),
+    "stop_sequences": (
+        {"stop_sequences": ["there"]}, {},
+        {"stop_reason": "stop_sequence", "stop_sequence": "there", "content": [{"type": "text", "text": "hello "}]},
+    ),
+    "tool_choice": ({"tools": [TOOL], "tool_choice": {"type": "any"}}, {"tool_choice": "required"}, {}),
+    "max_tokens": ({"max_tokens": 7}, {"max_tokens": 7}, {}),
+    "system": ({"system": "be brief"}, {"messages": [{"role": "system", "content": "be brief"}, USER]}, {}),
+    "temperature": ({"temperature": 0.5}, {"temperature": 0.5}, {}),
+    "top_k": ({"top_k": 3}, {"top_k": 3}, {}), "top_p": ({"top_p": 0.5}, {"top_p": 0.5}, {}),
+    "tools": ({"tools": [TOOL]}, {"tools": [{"type": "function", "function": {"name": "t"}}]}, {}),
+    "messages": (
+        {"messages": [USER, {"role": "assistant", "content": "so"}, USER]},
+        {"messages": [USER, {"role": "assistant", "content": "so"}, USER]}, {},
+    ),
+    "thinking": (
+        {"thinking": {"type": "enabled", "budget_tokens": 2048}, "max_tokens": 4096},
+        {"chat_template_kwargs": {"enable_thinking": True}}, {},
+    ),
+    "output_config": ({"output_config": {"effort": "low"}}, {"reasoning_effort": "low"}, {}),
+    "output_format": (
+        {"output_format": {"type": "json_schema", "schema": {"type": "object"}}},
+        {"response_format": {"type": "json_schema"}}, {},
+    ),
+}  # fmt: skip
+
+
+async def test_every_field_that_works_has_its_effect() -> None:
+    """LANE-01: what is asked reaches the engine in its own words, and the message tells it, row by row."""
+    assert working(PAGE, "Fields of a request") == {*TOLD, "stream"}
+    async with open_gateway() as opened:
+        for name, (body, engine, told) in TOLD.items():
+            answer = await opened.ask("/v1/messages", {**BODY, **body})
+            assert answer.status == 200 and holds(told, answer.json), (name, answer.body)
+            assert holds(engine, opened.peer.asked[-1].json), (name, opened.peer.asked[-1].json)
+        answer = await opened.ask("/v1/messages", {**BODY, "stream": True})
+        assert answer.headers["content-type"] == "text/event-stream" and b"event: message_stop" in answer.body
 
 
 async def test_every_event_and_delta_that_works_is_sent_and_no_other(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,6 +20,7 @@ from watchbill.gateway.body import parse_object
 from watchbill.gateway.dialects.anthropic.errors import lines
 from watchbill.gateway.dialects.batches.files import require_batches, send_file
 from watchbill.gateway.dialects.batches.pages import page_of, read_limit
+from watchbill.gateway.dialects.batches.treatment import MESSAGE_BATCH_FIELDS, check_fields
 from watchbill.gateway.http.messages import Answer, Response
 from watchbill.gateway.request_context import RequestContext
 from watchbill.limits import BATCH_LINE_BYTES_MAX, JSON_DEPTH_MAX, UPLOAD_WRITE_BYTES
@@ -214,7 +215,7 @@ def split_requests(body: bytes | bytearray) -> Iterator[bytes]:
             raise RequestError(f"the body is not JSON, or nested deeper than {JSON_DEPTH_MAX}")
     if inside[1] < 0:
         raise RequestError("the body must have requests: a list of objects with custom_id and params")
-    parse_object(body[: inside[0]] + body[inside[1] :])
+    check_fields(parse_object(body[: inside[0]] + body[inside[1] :]), MESSAGE_BATCH_FIELDS)
 
 
 def _check_gap(body: bytes | bytearray, begin: int, end: int, *, is_first: bool) -> None:

@@ -9,8 +9,10 @@ from watchbill.batches.files import BATCH_INPUT
 from watchbill.batches.service import Batches
 from watchbill.errors import RequestError, UnitError
 from watchbill.gateway.answers import json_response
+from watchbill.gateway.dialects.batches import treatment
 from watchbill.gateway.dialects.batches.files import require_batches
 from watchbill.gateway.dialects.batches.pages import page_of, read_limit
+from watchbill.gateway.dialects.treatment import Treatment
 from watchbill.gateway.http.messages import Response
 from watchbill.gateway.options import read_metadata
 from watchbill.gateway.request_context import RequestContext
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["ENDPOINTS", "BatchesApi", "OpenAiResults"]
 
 #: What the lines of a batch may ask.
-ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses")
+ENDPOINTS = tuple(path for path, what in treatment.ENDPOINTS.items() if what is Treatment.WORKS)
 _PAGE = 20
 _encode = msgspec.json.Encoder().encode
 #: Why a line that was never answered was not.
@@ -48,6 +50,7 @@ class BatchesApi:
         """POST /v1/batches."""
         batches = require_batches(self._batches)
         body = await self._gateway.bodies.read_plain(context)
+        treatment.check_fields(body, treatment.BATCH_FIELDS)
         endpoint, file = body.get("endpoint"), body.get("input_file_id")
         if not is_word(endpoint, ENDPOINTS):
             raise RequestError(f"endpoint must be one of {', '.join(ENDPOINTS)}")
