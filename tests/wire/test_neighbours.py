@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from pathlib import Path
 
 import openai
 import pytest
@@ -10,6 +11,7 @@ from support.eventually import eventually
 from support.open_gateway import CATALOG, HELLO, open_gateway
 from support.peer import Asked, stream_of
 from watchbill.catalog import ApiKey, Server
+from watchbill.config.load import parse
 
 CHAT = {"model": "a", "messages": [{"role": "user", "content": "hi"}]}
 PASSED = [
@@ -214,6 +216,49 @@ async def test_an_origin_is_let_by_its_pattern(origin: str, is_let: bool) -> Non
         asked = {"Origin": origin, "Access-Control-Request-Method": "POST"}
         preflight = await opened.ask("/v1/chat/completions", method="OPTIONS", headers=asked)
         assert preflight.status == (204 if is_let else 403)
+
+
+#: What Ollama lets call without a setting, and what it does not.
+OF_OLLAMA = [
+    *(f"{scheme}://{host}{port}" for scheme in ("http", "https") for host in ("localhost", "127.0.0.1", "0.0.0.0")
+      for port in ("", ":5173")),
+    "app://obsidian.md", "file://", "tauri://localhost", "vscode-webview://1a2b", "vscode-file://vscode-app",
+]  # fmt: skip
+NOT_OF_OLLAMA = [
+    "https://chat.example", "http://localhost.evil.com", "http://localhost:5173.evil.com", "http://192.168.1.2:3000",
+    "chrome-extension://abcdef", "null", "moz-extension://x", "ftp://localhost",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("setting", ["true", "false"])
+async def test_ollamas_defaults_are_one_setting(setting: str, tmp_path: Path) -> None:
+    """R44: `server.ollama_origins` lets those pages call that Ollama lets, in every dialect, and none beside."""
+    text = f"[server]\nollama_origins = {setting}\norigins = ['https://mine.example']\n"
+    server = parse(text + "[models.m]\nengine = 'scripted'\n", base=tmp_path).server
+    async with open_gateway(HELLO, server=server) as opened:
+
+        async def is_let(origin: str, path: str = "/api/tags") -> bool:
+            asked = {"Origin": origin, "Access-Control-Request-Method": "POST"}
+            preflight = await opened.ask(path, method="OPTIONS", headers=asked)
+            answer = await opened.ask(path, headers={"Origin": origin})
+            assert (preflight.status == 204) is (answer.status == 200), (
+                origin,
+                preflight.status,
+                answer.status,
+            )
+            assert answer.headers.get("access-control-allow-origin") == (
+                origin if answer.status == 200 else None
+            )
+            return answer.status == 200
+
+        for path in ("/api/tags", "/v1/models"):
+            assert [origin for origin in OF_OLLAMA if await is_let(origin, path)] == (
+                OF_OLLAMA if setting == "true" else []
+            )
+        assert [origin for origin in NOT_OF_OLLAMA if await is_let(origin)] == []
+        assert await is_let("https://mine.example")
+        closed = await opened.ask("/unload", b"", method="POST", headers={"Origin": "app://obsidian.md"})
+        assert closed.status == 403
 
 
 async def test_what_needs_admin_rights_is_closed_to_every_page_but_our_own() -> None:
