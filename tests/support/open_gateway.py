@@ -3,7 +3,7 @@
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -229,13 +229,21 @@ async def open_gateway(
     catalog: Catalog = CATALOG,
     root: Path | None = None,
     registry: str = NO_REGISTRY,
+    clock: Callable[[], float] = time.time,
 ) -> AsyncIterator[OpenGateway]:
-    """Opens a gateway with the real driver behind it, and closes both without a trace. A `root` that is given stays."""
+    """Opens a gateway with the real driver behind it, and closes both without a trace. A `root` that is given stays. By
+    the `clock` files and batches are kept."""
     with TemporaryDirectory() as folder:
         async with (
             peer_listening(talk) as peer,
             _opened(
-                root or Path(folder), peer, server or Server(), deadlines, catalog, registry=registry
+                root or Path(folder),
+                peer,
+                server or Server(),
+                deadlines,
+                catalog,
+                registry=registry,
+                clock=clock,
             ) as opened,
         ):
             yield opened
@@ -250,6 +258,7 @@ async def _opened(
     catalog: Catalog,
     *,
     registry: str,
+    clock: Callable[[], float],
 ) -> AsyncIterator[OpenGateway]:
     engines: list[PeerEngine] = []
 
@@ -259,7 +268,7 @@ async def _opened(
 
     journal = Journal(root, catalog.journal)
     alerts = Alerts(catalog.alerts, journal.write)
-    batches = Batches(root / "batches", catalog.batches, note=journal.write, tell=alerts.raise_)
+    batches = Batches(root / "batches", catalog.batches, note=journal.write, tell=alerts.raise_, clock=clock)
     parts = Parts(
         make_engine=make_engine,
         learned=LearnedSizes(catalog, Sizes(root)),

@@ -153,7 +153,7 @@ class Bodies:
         request.pieces.clear()
         size = len(body)
         if size > self._one_max:
-            raise TooLarge(f"the body exceeds {self._one_max} bytes")
+            raise _too_large(size, self._one_max)
         self._count(context, size, size)
         return body
 
@@ -186,7 +186,7 @@ class Bodies:
         request, limit = context.request, self._one_max
         announced = request.content_length
         if announced > limit:
-            raise TooLarge(f"the body exceeds {limit} bytes")
+            raise _too_large(announced, limit)
         self._check(context.key, announced, announced)
         loop = asyncio.get_running_loop()
         end = loop.time() + BODY_RECEIPT_MS / 1000
@@ -196,7 +196,7 @@ class Bodies:
                 while piece := await request.more():
                     body += piece
                     if len(body) > limit:
-                        raise TooLarge(f"the body exceeds {limit} bytes")
+                        raise _too_large(len(body), limit)
                     self._count(context, len(piece), max(announced, len(body)))
                     patience.reschedule(min(end, loop.time() + BODY_SILENCE_MS / 1000))
         except TimeoutError:
@@ -253,6 +253,14 @@ class Bodies:
     def _return(self) -> None:
         self._timer, self._released = None, 0
         asyncio.get_running_loop().run_in_executor(None, return_freed)
+
+
+def _too_large(size: int, limit: int) -> TooLarge:
+    """A body of this size, or of more, exceeds its bound."""
+    return TooLarge(
+        f"the body has {size} bytes or more, and server.body_max is {limit} ({format_bytes(limit)}); "
+        "send less at once, or raise it in the config"
+    )
 
 
 async def parse_large(body: bytes | bytearray) -> tuple[dict[str, object], Lifted]:
