@@ -1,12 +1,14 @@
 """A batch as a state machine, and the order in which the lines of models are asked."""
 
 import itertools
+import json
 
 import msgspec
 import pytest
 
 from watchbill.batches import batch as b
 from watchbill.batches.order import choose
+from watchbill.batches.usage import Tokens, tokens_of
 from watchbill.errors import IllegalTransition
 from watchbill.limits import BATCH_TURN_MS
 
@@ -98,3 +100,30 @@ def test_a_model_whose_lines_waited_for_a_turn_goes_before_those_in_memory() -> 
     assert choose({"warm": 0, "cold": 0}, {"warm"}, BATCH_TURN_MS - 1) == ["warm"]
     assert choose({"warm": BATCH_TURN_MS, "cold": 0}, {"warm"}, BATCH_TURN_MS) == ["cold"]
     assert choose({"warm": 0, "cold": 5}, {"warm"}, BATCH_TURN_MS) == ["warm"]
+
+
+@pytest.mark.parametrize(
+    ("usage", "tokens"),
+    [
+        ({"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5}, Tokens(3, 2)),
+        ({"prompt_tokens": 3, "prompt_tokens_details": {"cached_tokens": 1}}, Tokens(3, 0, 1)),
+        (
+            {"input_tokens": 3, "input_tokens_details": {"cached_tokens": 1}, "output_tokens": 2,
+             "output_tokens_details": {"reasoning_tokens": 1}}, Tokens(3, 2, 1, 1),
+        ),
+        (None, Tokens()), ({"prompt_tokens": -3, "completion_tokens": 2}, Tokens(0, 2)), ("many", Tokens()),
+        ({"prompt_tokens": 10**30}, Tokens()), ({"prompt_tokens": 2**63}, Tokens()), ({"prompt_tokens": 1.5}, Tokens()),
+        ({"prompt_tokens": None, "completion_tokens": None}, Tokens()),
+    ],
+)  # fmt: skip
+def test_tokens_are_those_that_an_answer_tells(usage: object, tokens: Tokens) -> None:
+    """LANE-08: in the words of every endpoint; what makes no sense counts as none."""
+    assert tokens_of(msgspec.Raw(json.dumps({"odd": [1], "usage": usage}).encode())) == tokens
+
+
+def test_a_batch_that_an_earlier_version_ended_is_read() -> None:
+    """R57: it tells neither tokens nor a model."""
+    fields = msgspec.json.decode(msgspec.json.encode(at(b.Stage.COMPLETED).ended()))
+    del fields["tokens"], fields["model"]
+    kept = msgspec.json.decode(msgspec.json.encode(fields), type=b.EndedBatch)
+    assert (b.Batch.restored(kept).tokens, kept.stage) == (None, b.Stage.COMPLETED)

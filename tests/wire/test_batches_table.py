@@ -12,6 +12,7 @@ from anthropic.types.messages import MessageBatch
 from openai.types import Batch, batch_create_params, file_create_params
 
 from support.documented import literals, rows_of, working
+from support.eventually import eventually
 from support.open_gateway import OpenGateway, RawAnswer
 from watchbill.gateway.dialects.batches.treatment import (
     BATCH,
@@ -138,6 +139,7 @@ async def test_every_endpoint_is_as_its_row_says(path: str) -> None:
 async def test_every_row_of_a_batch_is_true() -> None:
     """LANE-01: what works is told by batches that end in each way, what is ignored never is."""
     told: set[str] = set()
+    ends: list[tuple[object, ...]] = []
     async with served() as (opened, client):
 
         async def follow(content: bytes, *, cancel: bool = False) -> None:
@@ -145,17 +147,20 @@ async def test_every_row_of_a_batch_is_true() -> None:
             asked = {"input_file_id": file.id, "endpoint": "/v1/chat/completions", "completion_window": "24h"}
             made = (await opened.ask("/v1/batches", {**asked, "metadata": {"a": "b"}})).json
             if cancel:
+                await eventually(lambda: opened.batches.view()["running"] == 1)
                 await opened.ask(f"/v1/batches/{made['id']}/cancel", {})
             await ended(client, str(made["id"]))
             last = (await opened.ask(f"/v1/batches/{made['id']}")).json
             told.update(name for name, value in last.items() if value is not None)
+            ends.append((last["status"], last["model"], (last["usage"] or {}).get("total_tokens")))
             assert set(last) == working(PAGE, "Fields of a batch")
 
-        await follow(jsonl([line("one"), line("two", "bad")]))
+        await follow(jsonl([line("one"), line("two", "bad"), line("three")]))
         await follow(b"no json\n")
         opened.engine.gate.clear()
         await follow(jsonl([line("one", model="b/with:slash")]), cancel=True)
         opened.engine.gate.set()
+    assert ends == [("completed", "a", 12), ("failed", None, None), ("cancelled", "b/with:slash", 0)]
     assert told | {"expired_at"} == working(PAGE, "Fields of a batch")  # an own test lets a window close
 
 

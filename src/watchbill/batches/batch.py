@@ -17,6 +17,7 @@ from enum import StrEnum
 
 import msgspec
 
+from watchbill.batches.usage import Tokens
 from watchbill.errors import IllegalTransition
 
 __all__ = [
@@ -118,10 +119,12 @@ class CancelAsked(Event, frozen=True, tag="cancel_asked"):
 
 
 class Written(Event, frozen=True, tag="written"):
-    """Its results are files."""
+    """Its results are files. What an earlier version wrote tells neither tokens nor a model."""
 
     output_file: str | None
     error_file: str | None
+    tokens: Tokens | None = None
+    model: str | None = None  # where all lines name the same one
 
 
 #: What may happen in which stage, and the stage afterwards.
@@ -157,6 +160,8 @@ class EndedBatch(msgspec.Struct, frozen=True):
     faults: list[Fault]
     output_file: str | None
     error_file: str | None
+    tokens: Tokens | None = None
+    model: str | None = None
 
 
 class Batch:
@@ -170,6 +175,8 @@ class Batch:
         self.faults: list[Fault] = []
         self.output_file: str | None = None
         self.error_file: str | None = None
+        self.tokens: Tokens | None = None
+        self.model: str | None = None
         self._answered = bytearray()  # a byte for each line
 
     @staticmethod
@@ -179,6 +186,7 @@ class Batch:
         batch.stage, batch.times, batch.faults = ended.stage, dict(ended.times), list(ended.faults)
         batch.total, batch.completed, batch.failed = ended.total, ended.completed, ended.failed
         batch.output_file, batch.error_file = ended.output_file, ended.error_file
+        batch.tokens, batch.model = ended.tokens, ended.model
         return batch
 
     def ended(self) -> EndedBatch:
@@ -193,6 +201,8 @@ class Batch:
             self.faults,
             self.output_file,
             self.error_file,
+            self.tokens,
+            self.model,
         )
 
     # ------------------------------------------------------------------ questions
@@ -248,6 +258,7 @@ class Batch:
                 self.failed += not event.is_good
             case Written(output_file=output, error_file=errors):
                 self.output_file, self.error_file = output, errors
+                self.tokens, self.model = event.tokens, event.model
             case _:
                 pass
         self._move(NEXT[self.stage, type(event)], event.at)

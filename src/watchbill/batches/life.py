@@ -157,9 +157,9 @@ class BatchLife:
         def write() -> Results:
             return write_results(batch, source, index, work.record.answers(), shape=shape, drafts=drafts)
 
-        sizes = await self._bulk.do(write, timeout_ms=BATCH_BULK_MS)
+        written = await self._bulk.do(write, timeout_ms=BATCH_BULK_MS)
         kept: list[str | None] = []
-        for id, (kind, is_listed), draft, size in zip(ids, kinds, drafts, sizes, strict=True):
+        for id, (kind, is_listed), draft, size in zip(ids, kinds, drafts, written[:2], strict=True):
             if size:
                 purpose = BATCH_OUTPUT if is_listed else HIDDEN
                 expires_s = self._files.expiry(batch.created.output_kept_ms)
@@ -167,7 +167,8 @@ class BatchLife:
                 file = StoredFile(id, owner, name, purpose, size, self._files.now_s(), expires_s)
                 await self._files.keep(file, draft)
             kept.append(id if size else None)
-        await work.commit([Written(self._now_ms(), kept[0], kept[1])])
+        model = (index.names[0] or None) if len(index.names) == 1 else None
+        await work.commit([Written(self._now_ms(), kept[0], kept[1], written.tokens, model)])
 
     async def _settle(self, work: OpenBatch) -> None:
         """Keeps a short account of a batch that has ended in place of its record."""

@@ -9,16 +9,18 @@ from watchbill.batches.asking import Shape
 from watchbill.batches.batch import Batch
 from watchbill.batches.lines import LineIndex, decode_line, read_line
 from watchbill.batches.record import AnswerPlaces
+from watchbill.batches.usage import Tokens, tokens_of
 from watchbill.files.atomic import PRIVATE_MODE, make_folder, open_regular, writing
 
 __all__ = ["Results", "write_results"]
 
 
 class Results(NamedTuple):
-    """The sizes of the drafts; 0 for one that is not needed and not there."""
+    """The sizes of the drafts, 0 for one that is not needed and not there; and what the answers took."""
 
     output: int
     errors: int
+    tokens: Tokens
 
 
 def write_results(
@@ -36,18 +38,21 @@ def write_results(
     try:
         with contextlib.ExitStack() as stack:
             output, errors = (stack.enter_context(writing(draft, mode=PRIVATE_MODE)) for draft in drafts)
+            tokens = Tokens()
             for number in range(len(index)):
-                custom_id = decode_line(read_line(fd, index, number)).custom_id
-                line, is_error = shape.line(batch, number, custom_id, answers.get(number))
+                custom_id, answer = decode_line(read_line(fd, index, number)).custom_id, answers.get(number)
+                line, is_error = shape.line(batch, number, custom_id, answer)
                 _put(errors if is_error else output, line)
-            sizes = Results(output.tell(), errors.tell())
+                if answer is not None and answer.is_good:
+                    tokens = tokens.plus(tokens_of(answer.body))
+            results = Results(output.tell(), errors.tell(), tokens)
     finally:
         os.close(fd)
         answers.close()
-    for draft, size in zip(drafts, sizes, strict=True):
+    for draft, size in zip(drafts, results[:2], strict=True):
         if not size:
             draft.unlink(missing_ok=True)
-    return sizes
+    return results
 
 
 def _put(file: BinaryIO, line: bytes) -> None:

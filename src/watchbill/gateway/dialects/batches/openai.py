@@ -7,6 +7,7 @@ import msgspec
 from watchbill.batches.batch import Answered, Batch, Created, Dialect, Stage
 from watchbill.batches.files import BATCH_INPUT
 from watchbill.batches.service import Batches
+from watchbill.batches.usage import Tokens
 from watchbill.errors import RequestError, UnitError
 from watchbill.gateway.answers import json_response
 from watchbill.gateway.dialects.batches import treatment
@@ -139,6 +140,18 @@ def describe(batch: Batch) -> dict[str, object]:
         "cancelled_at": _seconds(times.get(Stage.CANCELLED)),
         "request_counts": {"total": batch.total, "completed": batch.completed, "failed": batch.failed},
         "metadata": created.metadata,
+        "model": batch.model,
+        "usage": None if batch.tokens is None else _usage(batch.tokens),
+    }
+
+
+def _usage(tokens: Tokens) -> dict[str, object]:
+    return {
+        "input_tokens": tokens.read,
+        "input_tokens_details": {"cached_tokens": tokens.cached},
+        "output_tokens": tokens.made,
+        "output_tokens_details": {"reasoning_tokens": tokens.thought},
+        "total_tokens": tokens.read + tokens.made,
     }
 
 

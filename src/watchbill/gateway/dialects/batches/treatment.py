@@ -43,9 +43,8 @@ BATCH: Mapping[str, Treatment] = {
     **dict.fromkeys((
         "id", "object", "endpoint", "errors", "input_file_id", "completion_window", "status", "output_file_id",
         "error_file_id", "created_at", "in_progress_at", "expires_at", "finalizing_at", "completed_at", "failed_at",
-        "expired_at", "cancelling_at", "cancelled_at", "request_counts", "metadata",
+        "expired_at", "cancelling_at", "cancelled_at", "request_counts", "metadata", "model", "usage",
     ), _WORKS),
-    "model": _IGNORED, "usage": _IGNORED,
 }  # fmt: skip
 
 #: Fields of the request that makes a batch of messages.
