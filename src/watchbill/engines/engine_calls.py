@@ -35,10 +35,11 @@ class _Delta(msgspec.Struct):
 
 class _Choice(msgspec.Struct):
     delta: _Delta = msgspec.field(default_factory=_Delta)
+    message: _Delta = msgspec.field(default_factory=_Delta)  # of a whole answer
 
 
 class _Event(msgspec.Struct):
-    """One event of a streamed chat, as far as it is read here."""
+    """One event of a streamed chat, or a whole one, as far as it is read here."""
 
     choices: list[_Choice] = msgspec.field(default_factory=list[_Choice])
     error: dict[str, object] | str | None = None
@@ -106,6 +107,8 @@ async def ask_chat(
             about = f": {said}" if said else ""
             failed = said_by(status) is Said.FAILED
             raise (EngineFailed if failed else TheirsError)(f"the engine answered {status}{about}")
+        if call.content_type == "application/json":  # an engine without streams
+            return _bounded(_text_of(await call.read(limits.UPSTREAM_ANSWER_BYTES_MAX)), chars_max)
         return await _text(call, chars_max, on_bytes)
     finally:
         leave(call)
@@ -129,15 +132,20 @@ async def _text(call: Call, chars_max: int, on_bytes: Callable[[int], None] | No
         for payload in reader.feed(piece):
             is_done = is_done or payload == DONE
             said += "" if is_done else _text_of(payload)
-        if len(said) > chars_max:
-            raise TheirsError(f"the engine answered with more than {chars_max} characters")
+        _bounded(said, chars_max)
     if not is_done:
         raise EngineFailed("the engine's stream ended before its answer did")
     return said
 
 
+def _bounded(said: str, chars_max: int) -> str:
+    if len(said) > chars_max:
+        raise TheirsError(f"the engine answered with more than {chars_max} characters")
+    return said
+
+
 def _text_of(payload: bytes) -> str:
-    """The text in one event of a chat. Raises EngineFailed for any other event, and for one that tells of a failure."""
+    """The text in one event of a chat, or in a whole one. Raises EngineFailed for anything else, and for a failure."""
     if not is_decodable(payload):
         raise EngineFailed("the engine sent an event of too many bytes or values, or digits in a number")
     try:
@@ -146,7 +154,7 @@ def _text_of(payload: bytes) -> str:
         raise EngineFailed(f"the engine sent something else than an answer: {error}") from error
     if event.error is not None:
         raise EngineFailed(f"the engine broke off: {on_one_line(str(event.error))}")
-    return "".join(choice.delta.content or "" for choice in event.choices)
+    return "".join(choice.delta.content or choice.message.content or "" for choice in event.choices)
 
 
 async def prove(

@@ -31,6 +31,7 @@ from watchbill.gateway.relay import Collector, Relay
 from watchbill.gateway.request_context import RequestContext
 from watchbill.gateway.resume import Resumption
 from watchbill.gateway.stream import Out
+from watchbill.gateway.take_apart import events_of
 from watchbill.gateway.vectors import Vectors, read_vectors
 from watchbill.gateway.wire import decode_fields
 from watchbill.limits import (
@@ -151,26 +152,29 @@ class ModelCalls:
         send: Sender,
         out: Out,
         *,
-        instead: Callable[[Whole], Answer] | None = None,
         unknown: Unknown | None = None,
         forced: ForcedCall | None = None,
     ) -> Answer:
         """Hands the engine's stream to `out`. After the headers are out, a failure is told in the stream.
 
-        An engine that answers without a stream is accepted, too, where the handler says what to do `instead`."""
+        The whole answer of an engine that has no streams is made into one."""
         told = False
         try:
             with self._submit(context, submission, send, streamed=True, unknown=unknown) as relay:
                 relay.forced = forced
                 piece = await relay.first(out)
                 if not relay.is_stream and not out.takes(relay.status, relay.content_type):
-                    whole = await _rest(relay, piece)  # raises for an error
-                    if out.response is None and instead is not None:
-                        return instead(whole)
-                    raise EngineFailed("the engine answered a streamed request without a stream")
-                await out.open()
-                told = True
-                await _stream(relay, out, piece)
+                    events = events_of((await _rest(relay, piece)).fields())  # raises for an error
+                    if events is None:
+                        raise EngineFailed("the engine answered a streamed request without a stream")
+                    await out.open()
+                    told = True
+                    await out.write(events)
+                    await out.flush()
+                else:
+                    await out.open()
+                    told = True
+                    await _stream(relay, out, piece)
         except TheirsError as error:
             if told:
                 await self._tell(context, out, error)

@@ -96,9 +96,7 @@ class OpenAiApi:
                 return await self._several(context, submission, runs, path, stream=stream is True)
         if stream:
             out = CompletionOut(context, chat=chat)
-            as_is = partial(self._pass_on, context)
-            send = JsonSender(body, path)
-            return await self._calls.stream(context, submission, send, out, instead=as_is, forced=forced)
+            return await self._calls.stream(context, submission, JsonSender(body, path), out, forced=forced)
         send, make = JsonSender(body, path, is_streamed=True), _ASSEMBLIES[chat]
         answer = await self._calls.collect(context, submission, send, make, forced=forced)
         if isinstance(answer, Fallback):
