@@ -326,13 +326,17 @@ def test_what_newcomers_write_is_answered_with_the_line_and_what_to_write(
 
 
 def test_what_may_be_meant_otherwise_is_a_note() -> None:
-    """PLAN-03: a variable with the name of an input, a manifest that is not there yet."""
+    """PLAN-03: a variable with the name of an input, a manifest that is not there yet, or never at the start."""
     plan = (
         "# P\n## Inputs\n- `SRC` (default: x)\n- `OUT` (default: y)\n## Tasks\n"
         "### a\n- command: `OUT=1; ls $SRC $OUT $HOME {ITEM}`\n- foreach: m.json\n"
+        "### b\n- command: `ls {ITEM}`\n- foreach: {BATCH_PATH}/m.json\n"
+        "### c\n- command: `ls {ITEM}`\n- foreach: {PLAN_PATH}/history/{BATCH_ID}/m.json\n"
+        "### d\n- command: `ls {ITEM}`\n- foreach: {BATCH_PATH}/m.json\n- depends_on: a\n"
     )
     found = check(plan, exists=lambda _: False)
     notes = [(note.line, note.text) for note in found.findings.notes]
     assert found.is_right
     assert [line for line, text in notes if "variable of the shell" in text] == [7]
     assert [line for line, text in notes if "is not in the plan's folder yet" in text] == [8]
+    assert [line for line, text in notes if "is not there when a batch begins" in text] == [11, 14]

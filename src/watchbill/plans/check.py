@@ -423,9 +423,14 @@ def _manifest(task: Task, exists: Exists, findings: Findings) -> None:
     if task.foreach is None or task.depends_on:
         return
     path = task.foreach.file.removeprefix("{PLAN_PATH}/")
-    if "{" not in path and not path.startswith("/") and not exists(path):
-        says = f"{shown(path)} is not in the plan's folder yet, and {shown(task.name)} waits for no task that writes it"
-        findings.note(task.line_of("foreach"), says)
+    if "{BATCH_" in path:
+        lacks = "is not there when a batch begins"
+    elif "{" not in path and not path.startswith("/") and not exists(path):
+        lacks = "is not in the plan's folder yet"
+    else:
+        return
+    says = f"{shown(path)} {lacks}, and {shown(task.name)} waits for no task that writes it"
+    findings.note(task.line_of("foreach"), says)
 
 
 def files_of(task: Task) -> Iterator[tuple[int, str]]:
