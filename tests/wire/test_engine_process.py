@@ -146,6 +146,19 @@ class TestProcess(EngineContract):
             await within(5, engine.load(Model("m", "process", command="server ${PROT}"), 1))
         assert failure.value.hopeless
 
+    @pytest.mark.parametrize("devices", [("ram",), ("gpu:0",)])
+    async def test_a_program_without_a_card_is_told_how_to_get_one(
+        self, engines: Engines, devices: tuple[str, ...]
+    ) -> None:
+        """RES-02: a model sees its own cards only. What PyTorch says then names no cause."""
+        line = "RuntimeError: No CUDA GPUs are available"
+        command = f"{sys.executable} -c 'import sys; sys.exit(\"{line}\")' ${{PORT}}"
+        model = Model("m", "process", command=command, devices=devices)
+        with pytest.raises(LoadError) as failure:
+            await within(20, engines.make(RULES).load(model, 1))
+        is_told = 'write devices = ["gpu:0"] in its table' in str(failure.value)
+        assert (is_told, failure.value.hopeless) == ((True, True) if devices == ("ram",) else (False, False))
+
     async def test_its_log_is_kept_per_model(self, engines: Engines, up: Any) -> None:
         engine, model = up("healthy", name="org/model:7b")
         await within(10, engine.load(model, 1))

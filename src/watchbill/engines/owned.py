@@ -7,6 +7,7 @@ when it fails. The end of a process is told to the caller of a load that is unde
 
 import asyncio
 import errno
+import re
 import signal
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -41,6 +42,8 @@ __all__ = ["Diagnosis", "Launch", "OwnedEngine", "Recipe", "visible_cards"]
 HOPELESS_ERRNO = frozenset(
     {errno.ENOENT, errno.EACCES, errno.ENOEXEC, errno.ENOTDIR, errno.EISDIR, errno.E2BIG}
 )
+#: How PyTorch and CUDA itself say that they see no card.
+_NO_CARD = re.compile("No CUDA GPUs are available|no CUDA-capable device is detected")
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,7 +253,7 @@ class OwnedEngine(Lifecycle[ProcessHold]):
     def _failure(self, hold: ProcessHold, what: str, *, hopeless: bool = False) -> LoadError:
         """The error of a load that failed: what happened, why if the log tells, and the log's last lines."""
         lines = hold.process.log.read_tail(limits.LOG_TAIL_LINES_MAX) if hold.process else []
-        diagnosis = self._recipe.diagnose(lines)
+        diagnosis = self._recipe.diagnose(lines) or _found_no_card(hold.model, lines)
         if (fault := fault_of(self._root)) is not None:
             why = f"{disk_failure(self._root, fault)} ({what})"
             return LoadError(why, blame=Blame.DISK)
@@ -296,6 +299,14 @@ class OwnedEngine(Lifecycle[ProcessHold]):
         port, hold.port = hold.port, 0
         if port:
             self._keeper.release_port(port)
+
+
+def _found_no_card(model: Model, lines: list[str]) -> Diagnosis | None:
+    """A program that needs a card, of a model that names none and therefore sees none."""
+    if any(device.startswith("gpu:") for device in model.devices) or not any(map(_NO_CARD.search, lines)):
+        return None
+    why = "its program needs a card and sees none, because the model names none"
+    return Diagnosis(f'{why}; write devices = ["gpu:0"] in its table', hopeless=True)
 
 
 def visible_cards(model: Model, uuids: Mapping[str, str]) -> dict[str, str]:
