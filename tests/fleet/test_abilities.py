@@ -140,7 +140,7 @@ def test_a_task_that_only_an_agent_could_run_that_left_is_told_of(fleet: FleetFo
     fleet.write_plan("p", "### ask\n- **prompt**: Go.\n")
     seen(fleet, "gpu-1", state="stopped", **GPU)
     done = fleet.plan("submit", "p")
-    assert "ask waits: no living agent can run it" in done.stderr
+    assert "ask must wait: no living agent can run it" in done.stderr
     fleet.start_coordinator()
     batch = done.stdout.strip()
 

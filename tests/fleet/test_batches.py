@@ -356,7 +356,7 @@ def test_a_gpu_task_borrows_its_memory_from_the_ledger_of_up_and_asks_the_agents
     fleet: FleetFolder,
 ) -> None:
     """FLEET-01, FLEET-02, FLEET-06, FLEET-10: a loan for the life of the task; the card by its UUID; a door in the lane
-    plans; the heartbeat shows the card, and `gpus` reads it from the folder alone."""
+    plans; the heartbeat shows the card, and `gpus` reads it from the folder alone. FLEET-14: the card has one agent."""
     uuid = f"GPU-{secrets.token_hex(8)}"
     cards, config = fleet.home / "cards.json", fleet.home / "watchbill.toml"
     step = {"at": 0, "temperature_c": 76, "power_w": 120.5, "utilisation_percent": 40, "clock_mhz": 1950}
@@ -389,6 +389,8 @@ def test_a_gpu_task_borrows_its_memory_from_the_ledger_of_up_and_asks_the_agents
     shown = json.loads(fleet.run("gpus", "--json", "--root", str(fleet.root)).stdout)["agents"]["gpu-1"]
     assert (shown["temperature_c"], shown["vram_total_mb"], shown["alive"]) == (76, 6144, True)
     assert "gpu-1" in fleet.run("gpus", "--root", str(fleet.root)).stdout
+    second = fleet.run("agent", "second", "--device", "gpu:1", "--root", str(fleet.root))
+    assert second.returncode == 2 and "gpu:1 belongs to the agent gpu-1" in second.stderr, second.stderr
     assert fleet.run("down", *home).returncode == 0
 
 

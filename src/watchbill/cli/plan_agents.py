@@ -50,7 +50,7 @@ class Agents:
         ]
         if waiting:
             more = f" and {len(waiting) - 1} more" if len(waiting) > 1 else ""
-            terminal.note(plain(f"{waiting[0]}{more} waits: no living agent can run it"))
+            terminal.note(plain(f"{waiting[0]}{more} must wait: no living agent can run it"))
 
     def _needs(self, plan: Plan, inputs: Mapping[str, str]) -> Iterator[tuple[Task, Need]]:
         """The tasks about which something is known."""

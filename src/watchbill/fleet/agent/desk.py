@@ -98,6 +98,13 @@ class Desk:
         """The last heartbeat under this name, by whomever."""
         return read_heartbeat(self._disk, self.agent)
 
+    def others(self) -> dict[str, Heartbeat]:
+        """The last heartbeat of every other agent, living or not."""
+        named = (
+            (name, read_heartbeat(self._disk, name)) for name in self._board.agents() if name != self.agent
+        )
+        return {name: heartbeat for name, heartbeat in named if heartbeat is not None}
+
     def join(self, cpu_slots: int) -> list[str]:
         """Begin a life: what the former one held is reported as lost at once. Returns the names of these slips."""
         self._board.join(self.agent)

@@ -17,7 +17,7 @@ import logging
 import os
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -134,6 +134,7 @@ class Agent:
         options = self._options
         self._desk = desk = await self._files.do(lambda: Desk(options.root, options.name))
         await self._refuse_a_rival(desk)
+        self._refuse_a_taken_card(await self._files.do(desk.others))
         self._sandboxes = await asyncio.to_thread(_sandboxes)
         self._crew.open()
         try:
@@ -207,6 +208,20 @@ class Agent:
         host = former.report.host or "another machine"
         _LOG.info("an agent %s was seen on %s: watching for %s s", name, host, seconds)
         await self._watch_rival(desk, pulse)
+
+    def _refuse_a_taken_card(self, others: Mapping[str, Heartbeat]) -> None:
+        """Raise OursError when a card of ours belongs to another agent that lives on this machine: both would count its
+        whole budget. Agents of other machines have other cards by the same names."""
+        own = {device for device in self._memory.state.devices if device.startswith("gpu")}
+        for name, heartbeat in others.items():
+            pulse, taken = heartbeat.pulse, sorted(own.intersection(heartbeat.report.devices))
+            is_here = pulse.boot_id == boot_id() and heartbeat.report.state != STOPPED
+            if taken and is_here and kernel_says(pulse.pid, pulse.start_time):
+                stop = places.fleet_command(self._options.root, "signal", name, "stop")
+                raise OursError(
+                    f"{taken[0]} belongs to the agent {name}, which runs with pid {pulse.pid}",
+                    hint=f"stop that one with {stop}, or give this one another card",
+                )
 
     def _rival(self, rival: Heartbeat) -> OursError:
         """That another agent of this name lives, and where."""
