@@ -76,6 +76,8 @@ SHELF_LOOK_MS = 2_000
 #: macros, a text with all of them filled in, and the combinations of one set of a matrix.
 IMPORT_BYTES_MAX = 2**20
 IMPORT_VALUES_MAX = 100_000
+#: Rounds in which values that would be refused are taken out: one may hide another.
+IMPORT_ROUNDS_MAX = 16
 MACRO_ROUNDS_MAX = 32
 MACRO_TEXT_CHARS_MAX = 64 * 2**10
 MATRIX_SETS_MAX = 4_096

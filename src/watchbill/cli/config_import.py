@@ -11,10 +11,11 @@ from cyclopts import App, Parameter
 
 from watchbill.cli.options import Where
 from watchbill.cli.terminal import Terminal, plain
+from watchbill.config import examine
 from watchbill.config.imports import Draft, KeptModel, import_llama_swap, import_ollama
 from watchbill.config.load import read_text
 from watchbill.errors import ConfigError, Problem
-from watchbill.limits import IMPORT_BYTES_MAX, IMPORT_VALUES_MAX
+from watchbill.limits import IMPORT_BYTES_MAX, IMPORT_ROUNDS_MAX, IMPORT_VALUES_MAX
 from watchbill.root import Root, find_root
 from watchbill.shelf import OllamaStore, find_store
 
@@ -51,7 +52,8 @@ def llama_swap(
     """Rewrite a config of llama-swap.
 
     Commands, macros, groups, matrix, ttl, aliases, environment, keys and peers. What changed and what has no
-    counterpart is in the comments of the new file.
+    counterpart is said here and in the comments of the new file, and so is what you have to fill in: the new file is
+    checked as `config check` does.
 
     Example: watchbill config import llama-swap config.yaml
     """
@@ -93,36 +95,72 @@ def _finish(draft: Draft, output: str, where: Where, *, force: bool, json: bool)
 
     from watchbill.cli.config import write_config
 
-    root, terminal, text = find_root(where.root), Terminal(quiet=where.quiet), draft.text()
-    _check(text, root)
+    root, terminal = find_root(where.root), Terminal(quiet=where.quiet)
+    text = _settled(draft, root)
     if output != "-":
         write_config(Path(output), text, force=force)
+    wanting = _wanting(text, output, root)
     if json:
-        terminal.show(jsonlib.dumps({"file": output, "text": text, "notes": draft.notes}))
+        told = {
+            "file": output,
+            "text": text,
+            "notes": draft.notes,
+            "wanting": [each._asdict() for each in wanting],
+        }
+        terminal.show(jsonlib.dumps(told))
         return 0
     if output == "-":
         terminal.write(text)
     for note in draft.notes:
         terminal.note(f"look at: {plain(note)}")
+    for problem in wanting:
+        terminal.note(f"fill in: {plain(problem)}")
     if output != "-":
         path = str(Path(output).absolute())
-        terminal.note(
-            f"wrote {plain(output)}; check it with: {root.command('config', 'check', '--config', path)}"
-        )
+        before = f"; fill in what is named above ({len(wanting)}) before you start it" if wanting else ""
+        check = root.command("config", "check", "--config", path)
+        terminal.note(f"wrote {plain(output)}{before}; check it with: {check}")
     return 0
 
 
-def _check(text: str, root: Root) -> None:
-    """Raises ConfigError where the new file would be refused: then a value of the old one cannot be used here."""
+def _settled(draft: Draft, root: Root) -> str:
+    """The text of a file that can be read: values that would be refused are comments in it, with the reason.
+
+    Raises ConfigError where even that does not help."""
+    for _ in range(IMPORT_ROUNDS_MAX):
+        text = draft.text()
+        try:
+            read_text(
+                text, base=Path.cwd(), origin="the new file", environment=_environment(text), root=root.path
+            )
+        except ConfigError as error:
+            refused = {each.line: each for each in error.problems if each.line is not None}
+            # From the end on: a comment that is added moves the lines below it.
+            done = [
+                draft.leave_out(line, f"{refused[line].key}: {refused[line].text}")
+                for line in sorted(refused, reverse=True)
+            ]
+            if not any(done):
+                print(text, file=sys.stderr)
+                raise ConfigError(
+                    f"the new file, printed above, would be refused; correct the old one:\n{error}"
+                ) from error
+        else:
+            return text
+    raise ConfigError("too many values of the old file would be refused; correct it")
+
+
+def _wanting(text: str, output: str, root: Root) -> list[Problem]:
+    """What `config check` says against the new file on this machine: a person has to fill it in."""
+    from watchbill.cli.facts import look_at
+
+    file = None if output == "-" else Path(output).absolute()
+    base = Path.cwd() if file is None else file.parent
     try:
-        read_text(
-            text, base=Path.cwd(), origin="the new file", environment=_environment(text), root=root.path
-        )
-    except ConfigError as error:
-        print(text, file=sys.stderr)
-        raise ConfigError(
-            f"the new file, printed above, would be refused; correct the old one:\n{error}"
-        ) from error
+        loaded = read_text(text, base=base, origin=output, environment=os.environ, file=file, root=root.path)
+    except ConfigError as error:  # variables that are not set in this shell
+        return list(error.problems)
+    return [finding.problem for finding in examine(loaded, look_at(loaded, root)) if finding.is_grave]
 
 
 def _environment(text: str) -> dict[str, str]:

@@ -8,6 +8,8 @@ from watchbill.toml import KeyPath, spell_key, spell_value
 __all__ = ["Draft", "Section"]
 
 _WIDTH = 110
+#: Keys without which their table says nothing.
+_NEEDED = frozenset({"engine", "command", "driver", "url", "kind"})
 
 
 class Section:
@@ -26,6 +28,14 @@ class Section:
         """Adds a value, with a comment behind it."""
         told = f"{spell_key((key,))} = {_spelled(value)}"
         self.lines.append(f"{told}  # {_one_line(why)}" if why else told)
+
+    def leave_out(self, place: int, why: str) -> None:
+        """Turns the value on this line of `text` into a comment: the whole table where it cannot do without it."""
+        if place == 0 or self.lines[place - 1].partition(" ")[0] in _NEEDED:
+            self.is_left_out = True
+            self.say(f"Left out: {why}.")
+        else:
+            self.lines[place - 1 : place] = [f"# Left out: {_one_line(why)}.", f"# {self.lines[place - 1]}"]
 
     def text(self) -> list[str]:
         """The lines of the table, with its head."""
@@ -55,6 +65,18 @@ class Draft:
     def section(self, *path: str) -> Section:
         """A table, new or as far as it is written."""
         return self._sections.setdefault(path, Section(path))
+
+    def leave_out(self, line: int, why: str) -> bool:
+        """Turns the value on this line of `text` into a comment. False where no value of a table stands there."""
+        first = len(self._head) + 2  # a blank line follows each block
+        for section in self._sections.values():
+            size = len(section.text())
+            if first <= line < first + size and not section.is_left_out:
+                section.leave_out(line - first, why)
+                self.notes.append(f"left out: {why}")
+                return True
+            first += size + 1
+        return False
 
     def text(self) -> str:
         """The file."""

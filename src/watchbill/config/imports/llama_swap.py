@@ -2,6 +2,7 @@
 
     models        [models.NAME] of the driver `process`: the same command line, health path, stop command, environment
     groups        `group`: models that are never in memory together; `permanent` for persistent ones
+    routing       groups or matrix, as newer versions nest them; its scheduler has no counterpart
     matrix        the same, where it can be said with groups
     macros        filled in
     ttl           `idle`
@@ -9,32 +10,37 @@
     peers         [engines.NAME] of the driver `remote`, or [tiers.NAME] where they need a key
 
 A model that cannot be started by Watchbill as it stands (a fixed address that its command does not name) is written as
-comments. Raises ConfigError for a text that is no such config, with everything that is wrong.
+comments. A key that is not carried over is named in a comment and in the draft's notes, whether it is known here or
+not. Raises ConfigError for a text that is no such config, with everything that is wrong.
 """
 
 import re
 import shlex
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
 from typing import cast
 from urllib.parse import urlsplit
 
 from watchbill.config.imports.draft import Draft, Section
 from watchbill.config.imports.macros import Macros
+from watchbill.config.imports.reading import Reading
 from watchbill.config.imports.together import Group, Together, of_groups, of_matrix, without_either
 from watchbill.errors import ConfigError, NameRefused, Problem
 from watchbill.names import check_model_name, check_plain_name
+from watchbill.quoting import quoted
+from watchbill.toml import spell_key
 
 __all__ = ["import_llama_swap"]
-
-Fields = Mapping[str, object]
 
 #: llama-swap's own bound of parallel requests per model.
 _CONCURRENCY = 10
 #: Slots of a llama-server that is not told how many.
 _SLOTS = 4
 _PORT = "${PORT}"
+_PORT_OPTION = re.compile(r"(?<=\s)(--(?:listen-)?port[\s=]+)(\d+)(?=\s|$)")
 _LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1", "0.0.0.0"})
 
+_PASSED_ON = "Watchbill passes parameters on unchanged"
 #: Keys of a model that change nothing here, and why.
 _NEEDLESS = {
     "name": "names for display are not kept",
@@ -43,12 +49,15 @@ _NEEDLESS = {
     "timeouts": "the lane's max_wait and timeout bound every request",
     "unloadTimeout": "a model that does not stop in time is killed, with all its processes",
     "sendLoadingState": "streams get comments while their model loads",
+    "unlisted": "every model is listed here; `models` of a key limits what its caller sees",
+    "compat": "an open websocket does not keep a model in memory by itself",
 }
 #: The same of the whole file.
 _NEEDLESS_AT_TOP = {
     "logLevel": "set $WATCHBILL_LOG_LEVEL",
     "logTimeFormat": "log lines have a time",
     "logToStdout": "see: watchbill logs MODEL",
+    "logRequests": "the journal and /metrics show requests",
     "metricsMaxInMemory": "/metrics is for Prometheus; the journal keeps what happened",
     "captureBuffer": "see `capture` of a model and [spool]",
     "startPort": "ports are free ones, picked when a model starts",
@@ -60,46 +69,27 @@ _NEEDLESS_AT_TOP = {
     "ui": "the page has no settings",
     "upstream": "/upstream/NAME/... passes every path on",
 }
-_KNOWN_AT_TOP = frozenset(
-    {
-        "models",
-        "groups",
-        "matrix",
-        "macros",
-        "hooks",
-        "apiKeys",
-        "peers",
-        "globalTTL",
-        "healthCheckTimeout",
-        "profiles",
-    }
-)
-_KNOWN = frozenset(
-    {
-        "cmd", "cmdStop", "proxy", "checkEndpoint", "ttl", "aliases", "env", "macros", "concurrencyLimit", "unlisted",
-        "useModelName", "filters", "capabilities",
-    }
-)  # fmt: skip
 
 
 def import_llama_swap(config: object, origin: str, environment: Mapping[str, str]) -> Draft:
     """The draft of a config that was read from YAML. Raises ConfigError."""
-    top = _fields(config)
-    if not isinstance(top.get("models"), Mapping):
+    found = cast("Mapping[object, object]", config).get("models") if isinstance(config, Mapping) else None
+    if not isinstance(found, Mapping):
         text = "has no `models`, so it is no config of llama-swap"
         raise ConfigError(problems=[Problem(origin, None, "models", text, "name the file of llama-swap")])
-    return _Import(top, origin, environment).draft()
+    return _Import(Reading(config), origin, environment).draft()
 
 
 class _Import:
     """One file on its way."""
 
-    def __init__(self, top: Fields, origin: str, environment: Mapping[str, str]) -> None:
+    def __init__(self, top: Reading, origin: str, environment: Mapping[str, str]) -> None:
         self._top, self._origin = top, origin
-        self._macros = Macros(_texts(top.get("macros")), environment)
-        self._models = {str(name): _fields(table) for name, table in _fields(top["models"]).items()}
-        self._names = {name: _model_name(name) for name in self._models}
-        self._aliases = set(self._names.values())
+        self._macros = Macros(_texts(top.table("macros")), environment)
+        self._models = top.table("models").tables()
+        self._names = _names_of(self._models)
+        self._taken = set(self._names.values())
+        self._global_ttl, self._load_timeout = top.whole("globalTTL"), top.whole("healthCheckTimeout")
         self._problems: list[Problem] = []
         self._draft = Draft(origin)
 
@@ -137,19 +127,22 @@ class _Import:
 
     # ------------------------------------------------------------------ models
 
-    def _add_model(self, name: str, table: Fields, together: Together) -> None:
+    def _add_model(self, name: str, table: Reading, together: Together) -> None:
         section = self._draft.section("models", self._names[name])
-        macros = self._macros.within(_texts(table.get("macros")))
+        macros = self._macros.within(_texts(table.table("macros")))
         if self._names[name] != name:
             section.say(f"llama-swap's name, which cannot be one here: {name}")
+            self._draft.notes.append(
+                f"model {quoted(name)} is called {self._names[name]} here: callers need that name"
+            )
         command = self._command(name, table, macros, section)
         section.set("engine", "process")
         section.set("command", command)
         self._add_life(table, macros, section)
         self._add_names(name, table, macros, section)
-        if variables := self._environment(table, macros):
+        if variables := self._environment(table, macros, section):
             section.set("env", variables)
-        if (limit := _whole(table.get("concurrencyLimit"))) > 0:
+        if (limit := table.whole("concurrencyLimit")) > 0:
             section.set("concurrency", limit)
         else:
             count, why = _slots(command)
@@ -158,20 +151,36 @@ class _Import:
             section.set("group", group)
         if name in together.staying:
             section.set("permanent", True, "persistent; it is loaded at start")
+        self._add_abilities(table, section)
         self._tell_rest_of(table, section)
 
-    def _command(self, name: str, table: Fields, macros: Macros, section: Section) -> str:
+    def _command(self, name: str, table: Reading, macros: Macros, section: Section) -> str:
         """The command line, on one line, with ${PORT} where it listens."""
-        given = table.get("cmd")
-        if not isinstance(given, str) or not given.strip():
+        given = table.text("cmd")
+        if not given.strip():
             self._problems.append(Problem(self._origin, None, f"models.{name}.cmd", "is missing", "add it"))
             return ""
-        command = _one_line(macros.fill(given))
-        proxy = macros.fill(str(table.get("proxy") or ""))
-        if not proxy or _PORT in proxy:
+        command, proxy = _one_line(macros.fill(given)), macros.fill(table.text("proxy"))
+        if not proxy:
+            return self._with_port(name, command, section)
+        return command if _PORT in proxy else self._without_proxy(name, command, proxy, section)
+
+    def _with_port(self, name: str, command: str, section: Section) -> str:
+        """A command without a proxy: it listens on ${PORT}, or nobody would find it."""
+        if _PORT in command:
             return command
-        address = urlsplit(proxy)
-        port = str(address.port or {"https": 443}.get(address.scheme, 80))
+        changed = _PORT_OPTION.sub(rf"\g<1>{_PORT}", command, count=1)
+        if changed != command:
+            section.say("Its fixed port became ${PORT}, a free one at each start.")
+        else:
+            section.say("Fill in: let the command listen on ${PORT}; $PORT of its environment has it, too.")
+            self._draft.notes.append(f"model {name}: fill in where its command listens: ${{PORT}}")
+        return changed
+
+    def _without_proxy(self, name: str, command: str, proxy: str, section: Section) -> str:
+        """A command with a fixed address."""
+        address = urlsplit(proxy if "//" in proxy else f"//{proxy}")
+        port = str(_port_of(proxy) or {"https": 443}.get(address.scheme, 80))
         found = re.compile(rf"(?<![\d.]){port}(?![\d.])")
         if address.hostname in _LOOPBACK and _PORT not in command and found.search(command):
             section.say(f"The fixed port {port} of its proxy became ${{PORT}}, a free one at each start.")
@@ -185,93 +194,134 @@ class _Import:
         self._draft.notes.append(f"model {name} is left out: {why}")
         return command
 
-    def _add_life(self, table: Fields, macros: Macros, section: Section) -> None:
-        if stop := _one_line(macros.fill(str(table.get("cmdStop") or ""))):
+    def _add_life(self, table: Reading, macros: Macros, section: Section) -> None:
+        if stop := _one_line(macros.fill(table.text("cmdStop"))):
             section.set("stop", stop)
-        health = macros.fill(str(table.get("checkEndpoint") or ""))
+        health = macros.fill(table.text("checkEndpoint"))
         if health == "none":
             section.set("probe", "none")
         elif health and health != "/health":
             section.set("health", health)
-        ttl = _whole(table.get("ttl", -1))
-        ttl = _whole(self._top.get("globalTTL")) if ttl < 0 else ttl
+        ttl = table.whole("ttl", -1)
+        ttl = self._global_ttl if ttl < 0 else ttl
         if ttl > 0:
             section.set("idle", f"{ttl}s", "ttl")
-        if timeout := _whole(self._top.get("healthCheckTimeout")):
-            section.set("load_timeout", f"{timeout}s", "healthCheckTimeout")
+        if self._load_timeout > 0:
+            section.set("load_timeout", f"{self._load_timeout}s", "healthCheckTimeout")
 
-    def _add_names(self, name: str, table: Fields, macros: Macros, section: Section) -> None:
+    def _add_names(self, name: str, table: Reading, macros: Macros, section: Section) -> None:
         """Aliases, and the names that setParamsByID makes."""
-        filters = _fields(table.get("filters"))
-        given = [*_listed(table.get("aliases")), *_fields(filters.get("setParamsByID"))]
-        texts = [str(_fields(each).get("id", each)) for each in given]
         aliases: list[str] = []
-        for text in texts:
-            alias = macros.fill(text).replace("${MODEL_ID}", name)
-            if alias in self._aliases or _model_name(alias) != alias:
+        for given in [*table.listed("aliases"), *table.table("filters").table("setParamsByID")]:
+            fields = cast("Mapping[str, object]", given) if isinstance(given, Mapping) else {"id": given}
+            for other in sorted(set(fields) - {"id"}):
+                self._lose(section, f"aliases.{other}", _NEEDLESS.get(other, "only its id is kept"))
+            alias = macros.fill(str(fields.get("id", ""))).replace("${MODEL_ID}", name)
+            if alias == name:
                 continue
-            self._aliases.add(alias)
+            if why := self._why_no_alias(alias):
+                self._lose(section, f"alias {quoted(alias)}", why)
+                continue
+            self._taken.add(alias)
             aliases.append(alias)
         if aliases:
             section.set("aliases", aliases)
 
-    def _environment(self, table: Fields, macros: Macros) -> dict[str, str]:
-        pairs = (macros.fill(str(each)).partition("=") for each in _listed(table.get("env")))
-        return {key.strip(): value for key, _, value in pairs if key.strip()}
+    def _why_no_alias(self, alias: str) -> str:
+        if _model_name(alias) != alias:
+            return "a name here has letters, digits and . _ - : / @ +"
+        return "another model has that name" if alias in self._taken else ""
 
-    def _tell_rest_of(self, table: Fields, section: Section) -> None:
-        filters = _fields(table.get("filters"))
-        for key, value in filters.items():
-            section.say(f"No counterpart: filters.{key} = {value}: Watchbill passes parameters on unchanged.")
-            self._draft.notes.append(f"{section.path[-1]}: filters.{key} has no counterpart")
-        if upstream := table.get("useModelName"):
-            section.say(
-                f"useModelName was {upstream}: the program is asked for {section.path[-1]}; let it know that name "
-                "(vllm --served-model-name, llama-server --alias)."
-            )
-        if table.get("unlisted"):
-            section.say(
-                "unlisted: every model is listed here; `models` of a key limits what its caller sees."
-            )
-        abilities = _abilities(_fields(table.get("capabilities")))
-        if abilities:
+    def _environment(self, table: Reading, macros: Macros, section: Section) -> dict[str, str]:
+        given = table.value("env")
+        if isinstance(given, Mapping):
+            return {key: macros.fill(text) for key, text in _texts(table.table("env")).items()}
+        found: dict[str, str] = {}
+        for each in table.listed("env"):
+            key, equals, value = macros.fill(str(each)).partition("=")
+            if not equals or not key.strip():
+                self._lose(section, f"env {quoted(str(each))}", "it is no NAME=value")
+            else:
+                found[key.strip()] = value
+        return found
+
+    def _add_abilities(self, table: Reading, section: Section) -> None:
+        capabilities = table.table("capabilities")
+        takes = {str(each) for each in capabilities.listed("in")}
+        known = {
+            "tools": capabilities.flag("tools", False),
+            "vision": "image" in takes,
+            "audio": "audio" in takes,
+        }
+        if abilities := [ability for ability, has in known.items() if has]:
             section.set("abilities", abilities)
-        for key in sorted(set(table) & set(_NEEDLESS)):
-            section.say(f"{key}: {_NEEDLESS[key]}.")
-        for key in sorted(set(table) - _KNOWN - set(_NEEDLESS)):
-            section.say(f"No counterpart: {key} is not known to this import.")
-            self._draft.notes.append(f"{section.path[-1]}: {key} is not known to this import")
+
+    def _tell_rest_of(self, table: Reading, section: Section) -> None:
+        if upstream := table.text("useModelName"):
+            table.drop(
+                "useModelName",
+                f"it was {upstream}; the program is asked for {section.path[-1]}: let it know that name "
+                "(vllm --served-model-name, llama-server --alias)",
+            )
+        filters = table.table("filters")
+        for key in filters:
+            filters.drop(key, f"it was {filters.value(key)}; {_PASSED_ON}")
+        for key, why in _NEEDLESS.items():
+            table.drop(key, why)
+        for path, why in table.rest().items():
+            section.say(f"No counterpart: {spell_key(path[2:])}: {why}.")
+
+    def _lose(self, section: Section, what: str, why: str) -> None:
+        section.say(f"No counterpart: {what}: {why}.")
+        self._draft.notes.append(f"{spell_key(section.path)}: {what} is left out: {why}")
 
     # ------------------------------------------------------------------ which together
 
     def _together(self) -> Together:
-        groups, matrix = _fields(self._top.get("groups")), _fields(self._top.get("matrix"))
-        if matrix:
-            try:
-                return of_matrix(_texts(matrix.get("vars")), _texts(matrix.get("sets")), self._models)
-            except ValueError as error:
-                self._problems.append(Problem(self._origin, None, "matrix.sets", str(error), "correct it"))
-                return Together()
-        return of_groups(self._groups(groups), self._models) if groups else without_either(self._models)
+        router = self._top.table("routing").table("router")
+        use, settings = router.text("use"), router.table("settings")
+        groups = self._top.table("groups") if "groups" in self._top else settings.table("groups")
+        matrix = self._top.table("matrix") if "matrix" in self._top else settings.table("matrix")
+        if list(matrix) and use in {"", "matrix"}:
+            return self._of_matrix(matrix)
+        found = self._groups(groups)
+        return of_groups(found, self._models) if found else without_either(self._models)
 
-    def _groups(self, groups: Fields) -> dict[str, Group]:
+    def _of_matrix(self, matrix: Reading) -> Together:
+        variables = _texts(matrix.table("vars"))
+        for short, name in variables.items():
+            if name not in self._models:
+                matrix.table("vars").drop(short, f"there is no model {name}")
+        if costs := list(matrix.table("evict_costs")):
+            matrix.drop("evict_costs", f"of {', '.join(costs)}: load times are measured and weighed")
+        known = {name: name for name in self._models} | variables
+        try:
+            return of_matrix(known, _texts(matrix.table("sets")), self._models)
+        except ValueError as error:
+            self._problems.append(Problem(self._origin, None, "matrix.sets", str(error), "correct it"))
+            return Together()
+
+    def _groups(self, groups: Reading) -> dict[str, Group]:
         found: dict[str, Group] = {}
-        for name, each in groups.items():
-            table = _fields(each)
-            members = tuple(str(member) for member in _listed(table.get("members")))
+        for name, table in groups.tables().items():
+            members = tuple(str(member) for member in table.listed("members"))
             for member in members:
                 if member not in self._models:
                     text, key = f"there is no model {member}", f"groups.{name}.members"
                     self._problems.append(Problem(self._origin, None, key, text, "correct the name"))
-            swap, exclusive = (table.get(key, True) is not False for key in ("swap", "exclusive"))
-            found[_plain(str(name))] = Group(members, swap, exclusive, table.get("persistent") is True)
+            found[_plain(name)] = Group(
+                members,
+                table.flag("swap", True),
+                table.flag("exclusive", True),
+                table.flag("persistent", False),
+            )
         return found
 
     # ------------------------------------------------------------------ keys, peers, hooks
 
     def _add_keys(self) -> None:
         keys: dict[str, object] = {}
-        for number, given in enumerate(_listed(self._top.get("apiKeys")), start=1):
+        for number, given in enumerate(self._top.listed("apiKeys"), start=1):
             variable = re.fullmatch(r"\$\{env\.(\w+)\}", str(given).strip())
             keys[f"key{number}"] = {
                 "key": f"env:{variable[1]}" if variable else self._macros.fill(str(given))
@@ -282,23 +332,33 @@ class _Import:
             section.set("keys", keys)
 
     def _add_peers(self) -> None:
-        for name, each in _fields(self._top.get("peers")).items():
-            table, engine = _fields(each), _plain(str(name))
-            models = [str(model) for model in _listed(table.get("models"))]
-            url = self._macros.fill(str(table.get("proxy") or "")).rstrip("/")
-            key = str(table.get("apiKey") or "")
-            if key:
+        for name, table in self._top.table("peers").tables().items():
+            engine = _plain(name)
+            models = [str(model) for model in table.listed("models")]
+            url, key = self._macros.fill(table.text("proxy")).rstrip("/"), table.text("apiKey")
+            if not url:
+                self._top.table("peers").drop(name, "it names no proxy")
+            elif key:
                 self._add_tier(engine, url, key, models)
             else:
-                remote = self._draft.section("engines", engine)
-                remote.set("driver", "remote")
-                remote.set("url", url)
-                for model in models:
-                    section = self._draft.section("models", _model_name(model))
-                    section.set("engine", engine)
-                    section.set("source", model)
-            for other in sorted(set(table) - {"proxy", "models", "apiKey"}):
-                self._draft.lack(f"peers.{name}.{other}", "requests are passed on unchanged")
+                self._add_remote(engine, url, models)
+            for other in table:
+                if other not in {"proxy", "models", "apiKey"}:
+                    table.drop(other, "requests are passed on unchanged")
+
+    def _add_remote(self, engine: str, url: str, models: list[str]) -> None:
+        remote = self._draft.section("engines", engine)
+        remote.set("driver", "remote")
+        remote.set("url", url)
+        for model in models:
+            name = _model_name(model)
+            if name in self._taken:
+                self._lose(remote, f"model {quoted(model)}", "another model has that name")
+                continue
+            self._taken.add(name)
+            section = self._draft.section("models", name)
+            section.set("engine", engine)
+            section.set("source", model)
 
     def _add_tier(self, name: str, url: str, key: str, models: list[str]) -> None:
         variable = re.fullmatch(r"\$\{env\.(\w+)\}", key.strip())
@@ -317,8 +377,8 @@ class _Import:
         )
 
     def _add_hooks(self) -> None:
-        startup = _fields(_fields(self._top.get("hooks")).get("on_startup"))
-        for model in _listed(startup.get("preload")):
+        startup = self._top.table("hooks").table("on_startup")
+        for model in startup.listed("preload"):
             name = self._names.get(str(model), str(model))
             self._draft.lack(
                 f"hooks.on_startup.preload {model}",
@@ -326,43 +386,36 @@ class _Import:
             )
 
     def _tell_rest(self, together: Together) -> None:
+        """Everything that was not carried over: one note for all keys with the same reason."""
         for note in together.notes:
             self._draft.lack(*note.split(": ", 1))
-        if costs := _fields(_fields(self._top.get("matrix")).get("evict_costs")):
-            self._draft.lack(
-                f"matrix.evict_costs ({', '.join(costs)})", "load times are measured and weighed"
+        for name in self._top.table("profiles"):
+            self._top.table("profiles").drop(
+                name, "an alias, or `watchbill config reload` with another file, does it"
             )
-        for name in _fields(self._top.get("profiles")):
-            self._draft.lack(
-                f"profiles.{name}", "an alias, or `watchbill config reload` with another file, does it"
-            )
-        for key in sorted(set(self._top) & set(_NEEDLESS_AT_TOP)):
-            self._draft.say(f"{key}: {_NEEDLESS_AT_TOP[key]}.")
-        for key in sorted(set(map(str, self._top)) - _KNOWN_AT_TOP - set(_NEEDLESS_AT_TOP)):
-            self._draft.lack(key, "it is not known to this import")
+        self._top.table("routing").drop("scheduler", "lanes and priorities of keys say who is served first")
+        for key, why in _NEEDLESS_AT_TOP.items():
+            self._top.drop(key, why)
+        reasons: defaultdict[str, list[str]] = defaultdict(list)
+        for path, why in self._top.rest().items():
+            reasons[why].append(spell_key(path))
+            if path[0] != "models":  # those are told in the tables of their models
+                self._draft.say(f"No counterpart: {spell_key(path)}: {why}.")
+        self._draft.notes += [f"{', '.join(paths)}: left out: {why}" for why, paths in reasons.items()]
 
 
 # ------------------------------------------------------------------ values
 
 
-def _fields(value: object) -> Fields:
-    return cast("Fields", value) if isinstance(value, Mapping) else {}
+def _texts(table: Reading) -> dict[str, str]:
+    return {key: table.text(key) for key in table}
 
 
-def _listed(value: object) -> list[object]:
-    return cast("list[object]", value) if isinstance(value, list) else []
-
-
-def _texts(value: object) -> dict[str, str]:
-    return {str(key): _text(each) for key, each in _fields(value).items()}
-
-
-def _text(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def _whole(value: object) -> int:
-    return int(value) if isinstance(value, int | float) and not isinstance(value, bool) else 0
+def _port_of(proxy: str) -> int | None:
+    try:
+        return urlsplit(proxy if "//" in proxy else f"//{proxy}").port
+    except ValueError:  # no number, or none of a port
+        return None
 
 
 def _one_line(command: str) -> str:
@@ -382,14 +435,15 @@ def _slots(command: str) -> tuple[int, str]:
     return _CONCURRENCY, "llama-swap's default"
 
 
-def _abilities(capabilities: Fields) -> list[str]:
-    takes = {str(each) for each in _listed(capabilities.get("in"))}
-    known = {
-        "tools": capabilities.get("tools") is True,
-        "vision": "image" in takes,
-        "audio": "audio" in takes,
-    }
-    return [name for name, has in known.items() if has]
+def _names_of(models: Iterable[str]) -> dict[str, str]:
+    """llama-swap's name -> ours, each one once."""
+    found: dict[str, str] = {}
+    for name in models:
+        fitting, number = _model_name(name), 2
+        while fitting in found.values() or (fitting != name and fitting in models):
+            fitting, number = f"{_model_name(name)}-{number}", number + 1
+        found[name] = fitting
+    return found
 
 
 def _model_name(name: str) -> str:

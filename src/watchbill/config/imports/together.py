@@ -16,7 +16,8 @@ from watchbill.quoting import quoted
 __all__ = ["Together", "of_groups", "of_matrix", "without_either"]
 
 _SWAP = "swap"
-_TOKEN = re.compile(r"\s*(\+?[A-Za-z0-9_-]+|[&|()])")
+#: Names of models may stand there as well as short ones.
+_TOKEN = re.compile(r"\s*(\+?[A-Za-z0-9_@][A-Za-z0-9_.:/@+-]*|[&|()])")
 
 
 @dataclass
@@ -179,5 +180,5 @@ class _Combinations:
                 raise ValueError(f"{token} is no set above it")
             return self._earlier[token[1:]]
         if token not in self._variables:
-            raise ValueError(f"{token} is not among vars")
+            raise ValueError(f"{token} is neither among vars nor a model")
         return [frozenset({self._variables[token]})]
