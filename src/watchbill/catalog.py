@@ -14,6 +14,7 @@ from typing import Literal
 from watchbill.errors import ModelNotFound
 from watchbill.limits import QUEUE_KEY_SHARES
 from watchbill.quoting import quoted
+from watchbill.suggest import nearest
 from watchbill.units import Bytes, Millis
 
 __all__ = [
@@ -30,6 +31,8 @@ DEFAULT_LANE = "default"
 LATEST_WINS = "latest-wins"
 #: How many known names the error about an unknown model lists.
 _MODELS_TOLD_MAX = 8
+#: How many names an unknown one is compared with.
+_MODELS_COMPARED_MAX = 100
 
 
 class WorkClass(IntEnum):
@@ -138,6 +141,7 @@ class Model:
     source: str | None = None  # an absolute path, or the engine's own name for the model
     memory: Mapping[str, Bytes] = field(default_factory=lambda: MappingProxyType({}))  # declared, per device
     devices: tuple[str, ...] = (RAM,)
+    is_placed: bool = True  # False: nobody has said where it goes, and a card with room may take it
     aliases: tuple[str, ...] = ()
     permanent: bool = False
     shared: bool = False  # copied from its engine: routed to, never managed
@@ -509,6 +513,7 @@ class Catalog:
     routing: RoutingRules = RoutingRules()
     batches: BatchRules = BatchRules()
     library: LibraryRules = LibraryRules()
+    unnamed_card: Device = Device("gpu")  # what holds for a card that the config does not name
 
     @property
     def offered(self) -> dict[str, Model]:
@@ -550,5 +555,8 @@ class Catalog:
             offered = self.offered
             known = ", ".join(islice(offered, _MODELS_TOLD_MAX)) or "none"
             more = ", ..." if len(offered) > _MODELS_TOLD_MAX else ""
-            raise ModelNotFound(f"no model is called {quoted(name)}; there are: {known}{more}")
+            names = (called for own, each in offered.items() for called in (own, *each.aliases))
+            near = nearest(name, islice(names, _MODELS_COMPARED_MAX))  # 20 us each, on the event loop
+            meant = f"did you mean {near}? " if near else ""
+            raise ModelNotFound(f"no model is called {quoted(name)}; {meant}there are: {known}{more}")
         return model

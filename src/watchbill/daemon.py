@@ -27,6 +27,7 @@ from watchbill import config
 from watchbill.batches.service import Batches
 from watchbill.catalog import Catalog, FleetRules, Server, SpoolRules
 from watchbill.engines.llamacpp import missing_server
+from watchbill.engines.process import missing_program
 from watchbill.engines.registry import make_engine
 from watchbill.errors import ConfigError, DiskFailed, PullFailed, WatchbillError
 from watchbill.files.atomic import make_folder
@@ -41,7 +42,7 @@ from watchbill.probes.cards import find_cards
 from watchbill.probes.disk import DiskProbe
 from watchbill.probes.patient import PatientProbe
 from watchbill.probes.ram import RamProbe
-from watchbill.processes import CardLocks, Keeper, RootLock, Signals, Withheld, reap, watch_own_log
+from watchbill.processes import Keeper, RootLock, Signals, Withheld, reap, watch_own_log
 from watchbill.pull import pull
 from watchbill.pull.registry import registry_address
 from watchbill.root import Root
@@ -54,6 +55,7 @@ from watchbill.runtime.driver import Driver, Parts
 from watchbill.runtime.heap import map_large_blocks
 from watchbill.runtime.knowledge import LearnedSizes
 from watchbill.runtime.library import Library, without_missing
+from watchbill.runtime.placing import Placing, find_places
 from watchbill.runtime.probe_loop import ProbeLoop
 from watchbill.runtime.recorder import Recorder
 from watchbill.shelf import Why
@@ -100,6 +102,10 @@ class Screen(Protocol):
         """Prints a warning; Watchbill goes on."""
         ...
 
+    def tell(self, text: str) -> None:
+        """Prints something good to know."""
+        ...
+
     def ready(self, url: str, model: str, *, newcomer: bool) -> None:
         """Prints that the start is complete."""
         ...
@@ -130,10 +136,13 @@ def _run(root: Root, options: Options, screen: Screen) -> int:
             catalog = _with_embedded(catalog, root, screen)
         withheld = Withheld(catalog.server.key_variables)
         library = Library.of(root.models, catalog, registry_address(), is_default=loaded.file is None)
+        placing = find_places(library.catalog, _owner(root))
+        library.place_with(placing)
         _tell_of_files(library, screen)
         _tell_of_engines(library.catalog, screen)
+        _tell_of_cards(placing, library.catalog, screen)
         _sweep(library)
-        setting = _Setting(root, lock, loaded.file, options, screen, withheld, Notifier(), library)
+        setting = _Setting(root, lock, loaded.file, options, screen, withheld, Notifier(), library, placing)
         with _event_loop() as runner:
             return runner.run(_serve(setting, library.catalog))
 
@@ -188,13 +197,31 @@ def _with_embedded(catalog: Catalog, root: Root, screen: Screen) -> Catalog:
 
 
 def _tell_of_engines(catalog: Catalog, screen: Screen) -> None:
-    """Warns where llama.cpp is missing: its models would fail at their first request."""
+    """Warns where llama.cpp or a model's program is missing: its models would fail at their first request."""
     used = {model.engine for model in catalog.models.values()}
     for rules in catalog.engines.values():
         if rules.name in used and rules.driver == "llamacpp":
             complaint, hint = missing_server(rules)
             if complaint is not None:
                 screen.warn(f"models of the engine {rules.name} cannot be loaded: {complaint}: {hint}")
+    for model in catalog.models.values():
+        if catalog.engines[model.engine].driver == "process" and (missing := missing_program(model)):
+            screen.warn(f"{model.name} cannot be loaded: {missing[0]}; {missing[1]}")
+
+
+def _owner(root: Root) -> str:
+    return f"the daemon of {root.path}"
+
+
+def _tell_of_cards(placing: Placing, catalog: Catalog, screen: Screen) -> None:
+    """Says which cards were found and what goes there, or the one command that would let them be used."""
+    for note in placing.notes:
+        screen.warn(note)
+    if unused := placing.unused():
+        screen.warn(f"{unused['cards']} is not used: {unused['why']}; mend it with: {unused['mend']}")
+        return
+    for line in placing.told(catalog):
+        screen.tell(line)
 
 
 def _sweep(library: Library) -> None:
@@ -237,6 +264,7 @@ class _Setting:
     withheld: Withheld  # from engines
     notifier: Notifier
     library: Library
+    placing: Placing
 
 
 async def _serve(setting: _Setting, catalog: Catalog) -> int:
@@ -355,6 +383,7 @@ def _make_driver(
             spools=beside.spools.view,
             programs=beside.programs,
             batches=beside.batches.view,
+            unused_cards=setting.placing.unused,
         ),
     )
 
@@ -416,8 +445,8 @@ class _Cards:
 
     def __init__(self, catalog: Catalog, setting: _Setting) -> None:
         self.probe: PatientProbe | None = None
-        self.locks = CardLocks()
-        self._owner = f"the daemon of {setting.root.path}"
+        self.locks = setting.placing.locks  # of cards that were found, beside those that the config names
+        self._owner = _owner(setting.root)
         if any(name.startswith("gpu:") for name in catalog.devices):
             cards, why = find_cards()
             if cards is not None:

@@ -183,6 +183,11 @@ PROCESS_LOOK_MS = 5_000
 PRESSURE_STALL_PERCENT_MAX = 20.0
 #: A timeline of fake GPUs larger than this is refused.
 FAKE_GPUS_BYTES_MAX = 1 * 2**20
+#: An engine is asked once what it computes on; a first contact with a card's driver takes seconds.
+ENGINE_DEVICES_S_MAX = 20.0
+#: Looking for cards at the start.
+CARDS_FOUND_S_MAX = 10.0
+ENGINE_DEVICES_TICK_S = 0.05
 
 # ------------------------------------------------------------------ GGUF headers
 

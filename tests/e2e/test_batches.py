@@ -201,6 +201,9 @@ def test_the_command_line_leads_a_batch_from_a_file_to_its_results(place: Place,
     assert (
         "line 2: the line is not JSON" in watchbill(daemon, "status", json.loads(failed.stdout)["id"]).stdout
     )
+    wrong.write_text(json.dumps(question(1, "smollm2")) + "\n" + json.dumps(question(2, "nonesuch")) + "\n")
+    partly = watchbill(daemon, "submit", str(wrong), "--follow")
+    assert partly.returncode == 1 and "1 of 2 lines were not answered; see: " in partly.stderr, partly
     missing = watchbill(daemon, "submit", str(tmp_path / "missing.jsonl"))
     assert missing.returncode == 2 and "cannot read" in missing.stderr
     environment = {"PATH": "/usr/bin:/bin", "WATCHBILL_URL": daemon.url, "HOME": str(tmp_path)}

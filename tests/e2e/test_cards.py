@@ -2,12 +2,16 @@
 
 import json
 import os
+import shlex
+import sys
 from pathlib import Path
 
 import pytest
 
 from e2e.place import Place, scripted
+from gguf_models import GgufFiles
 from support.eventually import wait_until
+from watchbill.engines import llama_server
 from watchbill.processes.device_lock import locks_folder
 
 MB = 10**6
@@ -104,3 +108,101 @@ def test_the_core_model_stays_through_every_swap(place: Place) -> None:
     assert daemon.model("left")["evictions"] == 2
     status, _, body = daemon.chat("greedy")  # it would need the margin
     assert (status, body["error"]["code"]) == (503, "never_fits")
+
+
+# ------------------------------------------------------------------ without a config
+
+
+def two_cards(place: Place, *, free: str = "0") -> None:
+    """A small card, and a large one of which other programs use some."""
+    cards = [
+        {"name": "gpu:0", "title": "NVIDIA Small", "capacity": "100MB"},
+        {"name": "gpu:1", "title": "NVIDIA Large", "capacity": "24GB", "timeline": [{"at": 0, "used": free}]},
+    ]
+    (place.folder / "cards.json").write_text(json.dumps({"cards": cards}))
+    place.environment["WATCHBILL_FAKE_GPUS"] = str(place.folder / "cards.json")
+
+
+def llama_server_for_cards(place: Place) -> None:
+    """A llama-server on the PATH that says to compute on a card, and is the embedded one otherwise."""
+    folder = place.folder / "bin"
+    folder.mkdir()
+    program = folder / "llama-server"
+    embedded = shlex.join([sys.executable, "-I", llama_server.__file__])
+    program.write_text(
+        "#!/bin/sh\n"
+        'if [ "$1" = --list-devices ]; then echo "  CUDA0: NVIDIA Large (24000 MiB, 1000 MiB free)"; exit; fi\n'
+        f'exec {embedded} "$@"\n'
+    )  # fmt: skip
+    program.chmod(0o755)
+    place.environment["PATH"] = f"{folder}:{place.environment['PATH']}"
+
+
+@pytest.mark.timeout(120)
+def test_without_a_config_models_go_to_a_card_that_has_room(place: Place, gguf_files: GgufFiles) -> None:
+    """It finds the card: `up` says what it found and where models go, and a model that is pulled later goes there."""
+    two_cards(place, free="20GB")
+    llama_server_for_cards(place)
+    models = place.root / "models"
+    models.mkdir(parents=True)
+    (models / "one.gguf").write_bytes(gguf_files.chat("3MB").read_bytes())
+    daemon = place.begin()
+    daemon.wait_ready()
+    assert "found gpu:1 (NVIDIA Large, 4 GB of 24 GB free); one goes there" in daemon.stderr
+    assert "found gpu:0 (NVIDIA Small, 100 MB of 100 MB free)\n" in daemon.stderr, "CUDA itself takes more"
+    assert daemon.chat("one", 2)[0] == 200
+    status = daemon.status()
+    assert status["devices"]["gpu:1"]["used"] > 0 and status["unused_cards"] is None
+    assert "100% GPU" in place.run("ps").stdout
+    (models / "two.gguf").write_bytes(gguf_files.chat("3MB").read_bytes())
+    wait_until(lambda: "two" in daemon.status()["models"], 20)
+    assert daemon.chat("two", 2)[0] == 200
+    assert daemon.status()["devices"]["gpu:1"]["used"] > 0
+    told = place.run("doctor").stdout
+    assert "found gpu:1 (NVIDIA Large" in told
+    place.run("down")
+    assert daemon.wait() == 0
+
+
+@pytest.mark.timeout(60)
+def test_devices_may_be_left_out_in_a_config_and_said_ones_are_kept(
+    place: Place, gguf_files: GgufFiles
+) -> None:
+    """Only cards that the config names are taken, where it names any."""
+    two_cards(place)
+    llama_server_for_cards(place)
+    file = gguf_files.chat("3MB")
+    table = f"engine = 'llamacpp'\nsource = '{file}'\ncontext = 256\nthreads = 1\n"
+    place.config.write_text(
+        f"[devices.'gpu:1']\nmax_resident = 1\n[models.free]\n{table}[models.held]\n{table}devices = ['ram']\n"
+        f"[models.large]\n{table}memory = '30GB'\n"
+    )
+    daemon = place.up()
+    assert "free goes there" in daemon.stderr and "gpu:0" not in daemon.stderr
+    assert "large goes to the machine's memory: no card has room for it" in daemon.stderr
+    assert daemon.chat("free", 2)[0] == 200 and daemon.chat("held", 2)[0] == 200
+    devices = daemon.status()["devices"]
+    assert set(devices) == {"ram", "gpu:1"} and devices["gpu:1"]["used"] > 0 and devices["ram"]["used"] > 0
+    assert daemon.stop() == 0
+
+
+@pytest.mark.timeout(60)
+def test_a_card_that_the_engine_cannot_use_is_said_with_the_command_that_mends_it(
+    place: Place, gguf_files: GgufFiles
+) -> None:
+    """In `up`, `status` and `doctor`; the models are served all the same."""
+    two_cards(place)
+    models = place.root / "models"
+    models.mkdir(parents=True)
+    (models / "one.gguf").write_bytes(gguf_files.chat("3MB").read_bytes())
+    daemon = place.begin()
+    daemon.wait_ready()
+    mend = f"{sys.executable} -m pip install --force-reinstall --no-deps xllamacpp --index-url "
+    assert "NVIDIA Large" in daemon.stderr and "is a build for the processor only" in daemon.stderr
+    assert mend in daemon.stderr
+    assert set(daemon.status()["devices"]) == {"ram"}
+    assert daemon.chat("one", 2)[0] == 200
+    assert f"\n  {mend}" in place.run("status").stdout
+    assert mend in place.run("doctor").stdout
+    place.run("down")
+    assert daemon.wait() == 0

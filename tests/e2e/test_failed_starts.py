@@ -88,6 +88,17 @@ def test_a_daemon_without_a_usable_model_does_not_start(place: Place) -> None:
     assert said.splitlines()[-1].startswith("watchbill: no model can be loaded")
 
 
+def test_a_missing_program_is_said_at_the_start_as_config_check_says_it(place: Place) -> None:
+    """The first ten minutes: a model whose program is not here would fail at its first request."""
+    lost = '[models.lost]\nengine = "process"\ncommand = "no-such-program --port ${PORT}"\n'
+    place.config.write_text(scripted("here", 'text = "x"') + lost)
+    checked = place.run("config", "check")
+    assert checked.returncode == 2 and "there is no program no-such-program" in checked.stderr
+    daemon = place.up()
+    assert "lost cannot be loaded: there is no program no-such-program; install it" in daemon.stderr
+    assert daemon.stop() == 0
+
+
 def test_a_port_that_is_taken_is_said(place: Place) -> None:
     """pitfalls: exit 2; the permanent model that began to load meanwhile is gone again."""
     place.config.write_text(scripted("rock", 'load = "5s"', "permanent = true"))

@@ -178,6 +178,11 @@ def test_a_coordinator_that_is_gone_or_silent_is_told_beside_the_batch(fleet: Fl
     coordinator = fleet.start_coordinator()
     wait_until(lambda: fleet.status(batch)["counts"] == {"queued": 1})
     assert "coordinator" not in fleet.plan("status", batch).stdout
+    stuck = f"no agent lives, so no task is claimed; start one: watchbill agent --root {fleet.root}"
+    assert stuck in fleet.plan("status", batch).stdout
+    following = fleet.start("-m", "watchbill", "plan", "status", batch, "--follow", "--root", str(fleet.root))
+    wait_until(lambda: stuck in fleet.log.read_text())
+    following.kill()
     coordinator.send_signal(signal.SIGSTOP)
     record = fleet.root / places.COORDINATOR
     old = record.stat().st_mtime - 2 * limits.COORDINATOR_SILENCE_SHOWN_MS / 1000

@@ -13,6 +13,8 @@ from cyclopts import App, CycloptsError, Group, UnusedCliTokensError
 from watchbill import __version__
 from watchbill.errors import OursError
 from watchbill.interrupts import raise_again
+from watchbill.quoting import quoted
+from watchbill.suggest import nearest
 
 __all__ = ["COMMANDS", "WrongUse", "build_app", "run_app"]
 
@@ -35,11 +37,16 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
             "List every model that can be run, its size, and whence it is known.",
         ),
         "ps": ("watchbill.cli.shelf:ps", "List the models in memory, where they are, and until when."),
+        "show": (
+            "watchbill.cli.shelf:show",
+            "Show what a model is: its family, size, context, abilities and parameters.",
+        ),
         "models": ("watchbill.cli.queries:models", "List the models that can be asked for."),
         "load": ("watchbill.cli.actions:load", "Load a model now and wait until it is warm."),
         "evict": ("watchbill.cli.actions:evict", "Take a model out of memory."),
         "stop": ("watchbill.cli.shelf:stop", "Take a model out of memory; its file stays."),
         "pull": ("watchbill.cli.pull:pull", "Fetch a model into ROOT/models."),
+        "cp": ("watchbill.cli.shelf:copy", "Give a model another name; its file is not copied."),
         "rm": (
             "watchbill.cli.shelf:remove",
             "Delete models: their names, and their files where no other name needs them.",
@@ -94,6 +101,24 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
     },
 }
 
+#: Words of other programs that mean a command here.
+SPOKEN = {"ls": "list", "serve": "up", "help": "--help"}
+#: Words of other programs, and what to do instead.
+ELSEWHERE = {
+    "create": "write [models.NAME] into watchbill.toml, or let a client of Ollama call POST /api/create",
+    "push": "Watchbill uploads no models",
+    "signin": "Watchbill has no accounts; keys of callers are in [server] keys",
+    "signout": "Watchbill has no accounts; keys of callers are in [server] keys",
+    "import": "write: watchbill config import llama-swap FILE, or watchbill config import ollama",
+    "init": "write: watchbill config init",
+    "check": "write: watchbill config check",
+    "start": "write: watchbill up, or watchbill load MODEL",
+    "unload": "write: watchbill stop MODEL",
+    "top": "write: watchbill status, or watchbill ps",
+    "restart": "write: watchbill down, then watchbill up",
+    "reload": "write: watchbill config reload",
+}
+
 _HELP = """Runs more local language models than fit into memory. Start with: watchbill up
 
 Exit codes: 0 done, 1 failed, 2 wrong use or config, 3 no daemon, 130 stopped with Ctrl-C. NO_COLOR turns colours off.
@@ -126,6 +151,9 @@ def build_app(asked: str = "") -> App:
 def run_app(arguments: Sequence[str]) -> int:
     """Runs the command that the arguments name, and returns its exit code."""
     _refuse_empty(arguments)
+    if arguments and arguments[0] in SPOKEN:
+        arguments = [SPOKEN[arguments[0]], *arguments[1:]]
+    _refuse_unknown(arguments)
     app = build_app(arguments[0] if arguments else "")
     try:
         command, bound, _ = app.parse_args(list(arguments), exit_on_error=False, print_error=False)
@@ -147,6 +175,18 @@ def _refuse_empty(arguments: Sequence[str]) -> None:
         if word in {"--root=", "--url="} or (before in {"--root", "--url"} and not word):
             name = word.rstrip("=") or before
             raise WrongUse(f"{name} is empty; name one, or leave the option out")
+
+
+def _refuse_unknown(arguments: Sequence[str]) -> None:
+    """Refuses a word that is no command, and says which one was meant."""
+    known = [name for commands in COMMANDS.values() for name in commands]
+    word = arguments[0] if arguments else ""
+    if not word or word in known or word.startswith("-"):
+        return
+    meant = ELSEWHERE.get(word) or (f"did you mean {near}?" if (near := nearest(word, known)) else "")
+    raise WrongUse(
+        f"there is no command {quoted(word)}{f'; {meant}' if meant else ''}; see: watchbill --help"
+    )
 
 
 def _one_line(error: CycloptsError) -> str:

@@ -52,7 +52,7 @@ def submit(
     """Hand a file of requests to the daemon.
 
     Each line is {"custom_id", "method": "POST", "url", "body"}, as for OpenAI's Batch API. The lines are answered when
-    nobody waits for the models, also after a restart. With --follow the exit code is 1 unless the batch is completed.
+    nobody waits for the models, also after a restart. With --follow the exit code is 1 unless every line is answered.
     """
     session = common.session()
     content = _upload(session, file, endpoint, window)
@@ -66,7 +66,7 @@ def submit(
 def status(batch: _Id, /, *, follow: _Follow = False, json: Json = False, common: Common = _DEFAULTS) -> int:
     """Show what has become of a batch.
 
-    With --follow the exit code is 1 unless the batch is completed.
+    With --follow the exit code is 1 unless every line was answered.
     """
     session = common.session()
     if follow:
@@ -189,8 +189,19 @@ def _follow(session: Session, batch: str, *, json: bool) -> int:
         if _state(told) in _ENDS:
             if json:
                 session.terminal.show_json(content)
-            return 0 if _state(told) in {"completed", "ended"} else 1
+            return _code_of(session, told, json=json)
         time.sleep(CLI_BATCH_LOOK_S)
+
+
+def _code_of(session: Session, told: Fields, *, json: bool) -> int:
+    """0 where every line was answered."""
+    good, _, total = _counts(told)
+    if _state(told) in {"completed", "ended"} and good == total:
+        return 0
+    if not json and good < total and not str(told.get("id")).startswith(_MESSAGES):
+        command = session.root.command("batch", "results", "--errors", plain(told.get("id")))
+        session.terminal.note(f"{total - good} of {total} lines were not answered; see: {command}")
+    return 1
 
 
 def _show(session: Session, content: bytes, told: Callable[[], str], *, json: bool) -> None:

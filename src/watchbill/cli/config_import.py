@@ -75,9 +75,16 @@ def ollama(
     Reads the variables OLLAMA_* and the folder of its models, and changes neither.
     """
     store = find_store()
-    kept = list(_kept(store)) if store is not None else []
-    folder = None if store is None else str(store)
-    return _finish(import_ollama(os.environ, folder, kept), output, where, force=force, json=json)
+    if store is None:
+        named = os.environ.get("OLLAMA_MODELS")
+        looked = named or "~/.ollama/models and the folder of its service"
+        raise ConfigError(
+            f"no models of an Ollama are here (looked in {looked})",
+            hint="name their folder: OLLAMA_MODELS=DIR watchbill config import ollama; without Ollama you need no "
+            "import: watchbill up",
+        )
+    draft = import_ollama(os.environ, str(store), list(_kept(store)))
+    return _finish(draft, output, where, force=force, json=json)
 
 
 def _kept(store: Path) -> Iterator[KeptModel]:

@@ -73,7 +73,7 @@ def doctor(
 ) -> int:
     """Check everything Watchbill depends on.
 
-    Environment, root, disk, memory, config, model files and daemon. Exit code 1 when something is broken.
+    Environment, root, disk, memory, cards, config, model files and daemon. Exit code 1 when something is broken.
     """
     root, client, terminal = open_for_doctor(common.url, common.root, quiet=common.quiet)
     findings = check_all(root, client, config)
@@ -104,6 +104,7 @@ def check_all(root: Root, client: Client | None, config: Path | None) -> list[Fi
         *check_environment(),
         *check_root(root),
         *check_memory(),
+        *check_cards(config, root),
         *check_config(config, root),
         *check_daemon(root, client),
     ]
@@ -125,6 +126,27 @@ def check_environment() -> list[Finding]:
             Finding("llama.cpp", Health.WARN, "neither llama-server nor xllamacpp is here", advice)
         )
     return findings
+
+
+def check_cards(path: Path | None, root: Root) -> list[Finding]:
+    """The cards of this machine, and whether the engine at hand computes on them."""
+    from watchbill.config import find_config, read
+    from watchbill.runtime.library import Library
+    from watchbill.runtime.placing import find_places
+
+    try:
+        loaded = read(find_config(path, root), root=root.path)
+    except ConfigError:  # the check of the config says so
+        return []
+    library = Library.of(root.models, loaded.catalog, is_default=loaded.file is None)
+    placing = find_places(library.catalog, None)
+    library.place_with(placing)
+    catalog = library.catalog
+    findings = [Finding("cards", Health.WARN, note) for note in placing.notes]
+    if unused := placing.unused():
+        told = f"{unused['cards']} is not used: {unused['why']}"
+        return [*findings, Finding("cards", Health.WARN, told, unused["mend"])]
+    return [*findings, *(Finding("cards", Health.OK, line) for line in placing.told(catalog))]
 
 
 def check_root(root: Root) -> list[Finding]:

@@ -1,7 +1,6 @@
 """What can be learned about a config without loading any model: files, programs and sizes of models, and which engines
 answer."""
 
-import shutil
 import stat
 import threading
 import time
@@ -16,7 +15,7 @@ from watchbill.config.starter import SMOLLM2
 from watchbill.engines.base import endpoint_of
 from watchbill.engines.llamacpp import missing_server
 from watchbill.engines.ollama import DEFAULT_URL
-from watchbill.engines.process import check_command, split_command
+from watchbill.engines.process import missing_program
 from watchbill.errors import ConfigError
 from watchbill.footprint import predict_model, usable_context
 from watchbill.gguf import GgufError, read_header
@@ -106,15 +105,8 @@ def _look_at_gguf(model: Model, engine: EngineRules, root: Root) -> ModelFacts:
 
 
 def _look_at_command(model: Model) -> ModelFacts:
-    try:
-        check_command(model)
-        program = split_command(model.command or "")[0]
-    except ConfigError as error:
-        return ModelFacts(error.what, error.hint, key="command")
-    if "$" not in program and shutil.which(program) is None:
-        return ModelFacts(
-            f"there is no program {program}", "install it or correct the command", key="command"
-        )
+    if (missing := missing_program(model)) is not None:
+        return ModelFacts(*missing, key="command")
     if model.source is not None and not Path(model.source).exists():
         return ModelFacts(f"{model.source} does not exist", "fetch it or correct the path")
     return ModelFacts()
@@ -163,6 +155,6 @@ def _ask(name: str, url: str, told: dict[str, str]) -> None:
         connection.getresponse()
         del told[name]
     except FAILURES as error:
-        told[name] = f"{url} does not answer: {reason_of(error).lower()}"
+        told[name] = f"{url} does not answer: {reason_of(error)}"
     finally:
         connection.close()

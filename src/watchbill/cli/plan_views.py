@@ -10,6 +10,7 @@ from watchbill import limits
 from watchbill.cli.terminal import Column, Part, Terminal, plain
 from watchbill.fleet.folder import places
 from watchbill.fleet.folder.agent_report import HELD, HeldWhy, OnHold
+from watchbill.fleet.folder.heartbeat import heartbeats
 from watchbill.fleet.permissions.rules import FILE, SandboxRules
 from watchbill.fleet.state.entries import Cause
 from watchbill.fleet.views.overview import BatchView, Overview, coordinator_of, short_fields
@@ -58,8 +59,8 @@ def _lines(progress: BatchProgress, view: BatchView, terminal: Terminal, tasks_m
     yield f"{plain(progress.batch)}  {plain(progress.plan)}  {state}{_times(progress)}"
     if refusal := view.refusal:
         yield plain(refusal)
-    if not progress.state.has_ended and (silence := _told_coordinator(view)):
-        yield plain(silence)
+    if not progress.state.has_ended and (stuck := _why_stuck(view)):
+        yield plain(stuck)
     yield from _told_holds(progress, view.root)
     if not progress.state.has_ended:
         yield from _told_limits(view.limits)
@@ -109,6 +110,16 @@ def _clock(wall_ms: int) -> str:
     return datetime.fromtimestamp(wall_ms / 1000).astimezone().strftime("%H:%M:%S")
 
 
+def _why_stuck(view: "BatchView") -> str:
+    """Why nothing of a batch can move: no coordinator, or no agent; "" where both are there."""
+    if told := _told_coordinator(view):
+        return told
+    beats = heartbeats(view.disk)
+    if any(beat.may_live for name, beat in beats.items() if name != places.BRAIN):
+        return ""
+    return f"no agent lives, so no task is claimed; start one: {places.fleet_command(view.root, 'agent')}"
+
+
 def _told_coordinator(view: "BatchView") -> str:
     """That nobody takes care of a batch; "" where somebody does."""
     brain = coordinator_of(view.disk)
@@ -156,10 +167,12 @@ def _times(progress: BatchProgress) -> str:
 
 
 def follow(view: BatchView, terminal: Terminal, *, json: bool) -> BatchProgress:
-    """Show a batch until it has ended: a line whenever something changed."""
-    last, held = "", frozenset[str]()
+    """Show a batch until it has ended: a line whenever something changed, and once why nothing can."""
+    last, held, stuck = "", frozenset[str](), ""
     while True:
         progress = view.look()
+        if not progress.state.has_ended and stuck != (stuck := _why_stuck(view)) and stuck:
+            terminal.note(plain(stuck))
         if not json and held != frozenset(progress.held):
             held = frozenset(progress.held)
             terminal.show(*_told_holds(progress, view.root))

@@ -1,4 +1,4 @@
-"""`list`, `ps`, `run`, `rm` and `stop`: models as people who come from Ollama handle them.
+"""`list`, `ps`, `show`, `run`, `cp`, `rm` and `stop`: models as people who come from Ollama handle them.
 
 `list` and `rm` also work without a daemon: the models folder is there before one starts.
 """
@@ -17,7 +17,7 @@ from cyclopts.validators import Number
 
 from watchbill.cli.actions import evict
 from watchbill.cli.chat import Conversation, talk
-from watchbill.cli.client import DaemonRefused, parse
+from watchbill.cli.client import Client, DaemonRefused, parse
 from watchbill.cli.options import Common, Json
 from watchbill.cli.pull import pull_through_daemon
 from watchbill.cli.session import Session
@@ -25,9 +25,10 @@ from watchbill.cli.status import Fields, fields, figure, rows_of
 from watchbill.cli.terminal import Column, Terminal, plain
 from watchbill.errors import ModelNotFound, NotReachable, RequestError
 from watchbill.root import Root, find_root
+from watchbill.suggest import nearest
 from watchbill.units import format_bytes, format_millis
 
-__all__ = ["list_models", "ps", "remove", "run", "stop"]
+__all__ = ["copy", "list_models", "ps", "remove", "run", "show", "stop"]
 
 _DEFAULTS = Common()
 _Name = Annotated[
@@ -200,9 +201,11 @@ def _fetch_missing(session: Session, model: str) -> None:
     try:
         pull_through_daemon(session, model)
     except DaemonRefused as refused:
+        near = nearest(model, sorted(_names_at(session.client)))
+        meant = f"did you mean {plain(near)}? " if near else ""
         raise ModelNotFound(
             f"no model is called {plain(model)}, and it cannot be pulled: {refused}; "
-            f"see: {session.root.command('list')}"
+            f"{meant}see: {session.root.command('list')}"
         ) from refused
 
 
@@ -216,48 +219,125 @@ def remove(
 ) -> None:
     """Delete models: their names, and their files where no other name needs them.
 
-    Models of the config and of an installed Ollama are not touched: the message says where they can be removed.
+    A name that `watchbill cp` made goes alone. A name of a file goes with the file, and so do the file's other names:
+    the message says which. Models of the config and of an installed Ollama are not touched: the message says where
+    they can be removed.
     """
     if not models:
         raise RequestError(f"name a model; see: {find_root(common.root).command('list')}")
-    terminal = Terminal(quiet=common.quiet)
+    terminal, gone = Terminal(quiet=common.quiet), list[str]()
     for model in models:
-        _remove(model, common)
+        others = _remove(model, common)
+        gone += [model, *others]
         if not json:
-            terminal.show(f"removed {plain(model)}")
+            beside = f", and with its file its other names: {plain(', '.join(others))}" if others else ""
+            terminal.show(f"removed {plain(model)}{beside}")
     if json:
-        terminal.show(jsonlib.dumps({"removed": list(models)}))
+        terminal.show(jsonlib.dumps({"removed": gone}))
 
 
-def _remove(model: str, common: Common) -> None:
+def _remove(model: str, common: Common) -> list[str]:
+    """The other names that went with it."""
     try:
-        common.session().client.delete("/api/delete", {"model": model})
+        client = common.session().client
+        before = _names_at(client)
+        client.delete("/api/delete", {"model": model})
+        return sorted(before - _names_at(client) - _spellings(model))
     except NotReachable:
         if common.url or os.environ.get("WATCHBILL_URL"):
             raise
-        _remove_without_daemon(find_root(common.root), model)
+        return _remove_without_daemon(find_root(common.root), model)
     except DaemonRefused as refused:
         if refused.answered != 404:
             raise
-        raise ModelNotFound(
-            f"no model is called {plain(model)}; see: {find_root(common.root).command('list')}"
-        ) from refused
+        raise _unknown(model, _names_at(common.session().client), find_root(common.root)) from refused
 
 
-def _remove_without_daemon(root: Root, model: str) -> None:
+def _names_at(client: Client) -> set[str]:
+    """Every name that the daemon serves; none where an older one does not list them."""
+    try:
+        return _names_in(client.get_json("/wb/v1/library"))
+    except DaemonRefused:
+        return set()
+
+
+def _names_in(told: object) -> set[str]:
+    found = set[str]()
+    for model in rows_of(told, "models"):
+        aliases = model.get("aliases")
+        found |= {str(model.get("name")), *map(str, cast("list[object]", aliases) if aliases else [])}
+    return found
+
+
+def _unknown(model: str, known: set[str], root: Root) -> ModelNotFound:
+    near = nearest(model, sorted(known))
+    meant = f"did you mean {plain(near)}? " if near else ""
+    return ModelNotFound(f"no model is called {plain(model)}; {meant}see: {root.command('list')}")
+
+
+def _spellings(model: str) -> set[str]:
+    bare = model.removesuffix(":latest")
+    return {bare, f"{bare}:latest"}
+
+
+def _remove_without_daemon(root: Root, model: str) -> list[str]:
     from watchbill.config import find_config, read
     from watchbill.processes import RootLock
-    from watchbill.runtime.library import Library
+    from watchbill.runtime.library import Library, listed
 
     with RootLock(root.lock_file):  # no daemon starts meanwhile
         loaded = read(find_config(None, root), root=root.path)
         library = Library.of(root.models, loaded.catalog, is_default=loaded.file is None)
         found = library.catalog.find_model(model)
         if found is None:
-            raise ModelNotFound(f"no model is called {plain(model)}; see: {root.command('list')}")
+            raise _unknown(model, _names_in(listed(library, library.catalog)), root)
         if not library.may_remove(found):
             raise RequestError(f"{found.name} is a model of the config; take it out of {loaded.origin}")
+        before = _names_in(listed(library, library.catalog))
         asyncio.run(library.remove(None, model))
+        return sorted(before - _names_in(listed(library, library.catalog)) - _spellings(model))
+
+
+def copy(
+    model: _Name,
+    name: Annotated[str, Parameter(name="NAME", help="The new name.")],
+    /,
+    *,
+    common: Common = _DEFAULTS,
+) -> None:
+    """Give a model another name; its file is not copied.
+
+    Example: watchbill cp qwen2.5:0.5b gpt-4o-mini
+    """
+    session = common.session()
+    session.client.post("/api/copy", {"source": model, "destination": name})
+    session.terminal.show(f"{plain(name)} is another name of {plain(model)}")
+
+
+def show(model: _Name, /, *, json: Json = False, common: Common = _DEFAULTS) -> None:
+    """Show what a model is: its family, size, context, abilities and parameters."""
+    session = common.session()
+    content = session.client.post("/api/show", {"model": model})
+    if json:
+        session.terminal.show_json(content)
+        return
+    session.terminal.show(*_details(fields(parse(content))))
+
+
+def _details(told: Fields) -> list[str]:
+    facts, more = fields(told.get("details")), fields(told.get("model_info"))
+    context = next((value for key, value in more.items() if key.endswith(".context_length")), None)
+    abilities = told.get("capabilities")
+    rows = {
+        "family": facts.get("family"), "parameters": facts.get("parameter_size"),
+        "quantization": facts.get("quantization_level"), "format": facts.get("format"), "trained context": context,
+        "abilities": ", ".join(map(str, cast("list[object]", abilities))) if isinstance(abilities, list) else None,
+        "system": told.get("system"), "license": str(told.get("license") or "").strip().partition("\n")[0],
+    }  # fmt: skip
+    lines = [f"{name.ljust(15)}  {plain(value)}" for name, value in rows.items() if value]
+    for line in str(told.get("parameters") or "").splitlines():
+        lines.append(f"{'sent with it'.ljust(15)}  {plain(' '.join(line.split()))}")
+    return lines
 
 
 def stop(

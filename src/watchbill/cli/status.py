@@ -35,6 +35,7 @@ __all__ = [
 Fields = Mapping[str, object]
 
 _BAR_CELLS = 44
+_LEGEND_WIDTH = 80
 
 #: How a state is marked: sign, styles.
 _STATES: dict[str, tuple[str, tuple[str, ...]]] = {
@@ -110,7 +111,12 @@ def draw_status(status: Fields, address: str, root: Root, terminal: Terminal) ->
     for name, device in devices.items():
         lines += ["", *_draw_device(plain(name), fields(device), terminal)]
         lines += _draw_troubles(fields(device), fields(claimed.get(name)), terminal)
-        lines += [_draw_loan(id, loan, terminal) for id, loan in loans.items() if loan.get("device") == name]
+        for id, loan in loans.items():
+            lines += _draw_loan(id, loan, terminal) if loan.get("device") == name else []
+    if unused := fields(status.get("unused_cards")):
+        told = f"{plain(unused.get('cards'))} is not used: {plain(unused.get('why'))}; mend it with:"
+        lines += ["", *(terminal.mark(line, "yellow") for line in terminal.wrapped(told, 0))]
+        lines.append(f"  {plain(unused.get('mend'))}")  # whole, on one line: it is there to be pasted
     lines += ["", *draw_models(models, root, terminal), "", *_draw_lanes(lanes, terminal)]
     if tiers := fields(status.get("tiers")):
         lines += ["", *_draw_tiers(tiers, terminal)]
@@ -149,8 +155,8 @@ def _draw_turns(status: Fields) -> list[str]:
 def _draw_tiers(tiers: Fields, terminal: Terminal) -> list[str]:
     """One line per tier, and one below it for a reason."""
     columns = [
-        Column("TIER"), Column("KIND"), Column("STATE"), Column("RUNNING", right=True), Column("QUEUED", right=True),
-        Column("TODAY", right=True), Column("DAILY", right=True),
+        Column("TIER"), Column("KIND", spare=1), Column("STATE"), Column("RUNNING", right=True, spare=3),
+        Column("QUEUED", right=True, spare=2), Column("TODAY", right=True), Column("DAILY", right=True, spare=4),
     ]  # fmt: skip
     rows = [_tier_row(plain(name), fields(tier)) for name, tier in tiers.items()]
     head, *drawn = terminal.table(columns, rows)
@@ -205,9 +211,9 @@ def draw_models(models: Fields, root: Root, terminal: Terminal) -> list[str]:
     if not models:
         return [how_to_begin(root)]
     columns = [
-        Column("MODEL"), Column("STATE"), Column("MEMORY", right=True), Column("MEASURED", right=True),
-        Column("RUNNING", right=True), Column("QUEUED", right=True), Column("LOADS", right=True),
-        Column("EVICTED", right=True),
+        Column("MODEL"), Column("STATE"), Column("MEMORY", right=True), Column("MEASURED", right=True, spare=2),
+        Column("RUNNING", right=True, spare=1), Column("QUEUED", right=True), Column("LOADS", right=True, spare=3),
+        Column("EVICTED", right=True, spare=4),
     ]  # fmt: skip
     rows = [_model_row(plain(name), fields(model)) for name, model in models.items()]
     head, *drawn = terminal.table(columns, rows)
@@ -239,8 +245,8 @@ def draw_requests(requests: list[Fields], terminal: Terminal) -> list[str]:
     if not requests:
         return ["no open requests"]
     columns = [
-        Column("REQUEST"), Column("MODEL"), Column("LANE"), Column("STATE"), Column("PLACE", right=True),
-        Column("WAITED", right=True), Column("STARTS IN", right=True),
+        Column("REQUEST"), Column("MODEL"), Column("LANE", spare=2), Column("STATE"),
+        Column("PLACE", right=True, spare=1), Column("WAITED", right=True, spare=3), Column("STARTS IN", right=True),
     ]  # fmt: skip
     rows = [_request_row(request) for request in requests]
     head, *drawn = terminal.table(columns, rows)
@@ -257,7 +263,11 @@ def _headline(status: Fields, models: Fields, lanes: Fields, address: str, termi
     queued = sum(figure(fields(lane).get("queued")) for lane in lanes.values())
     version = plain(status.get("version") or "")
     told = f"{loaded} of {len(models)} models ready, {queued} requests waiting"
-    return f"{terminal.mark(f'watchbill {version}'.strip(), 'bold')} at {address}: {told}"
+    name = f"watchbill {version}".strip()
+    line = f"{terminal.mark(name, 'bold')} at {address}:"
+    if terminal.width is not None and len(f"{name} at {address}: {told}") > terminal.width:
+        return "\n".join([line, *terminal.wrapped(told, 8)])
+    return f"{line} {told}"
 
 
 def _draw_device(name: str, device: Fields, terminal: Terminal) -> list[str]:
@@ -272,22 +282,23 @@ def _draw_device(name: str, device: Fields, terminal: Terminal) -> list[str]:
     ]  # fmt: skip
     told = f"{format_bytes(used + loading + stopping)} of {format_bytes(budget)}"
     planned = figure(device.get("planned"))
-    promised = [f"        {format_bytes(planned)} promised to models that load next"] if planned else []
+    promised = f"{format_bytes(planned)} promised to models that load next"
+    room = _BAR_CELLS if terminal.width is None else terminal.width - len(f"{name.ljust(7)}   {told}")
     return [
-        f"{terminal.mark(name.ljust(7), 'bold')} {terminal.bar(parts, _BAR_CELLS)}  {told}",
+        f"{terminal.mark(name.ljust(7), 'bold')} {terminal.bar(parts, max(8, min(_BAR_CELLS, room)))}  {told}",
         *_legend(parts, figure(device.get("available")), terminal),
-        *promised,
+        *(terminal.wrapped(promised, 8) if planned else []),
     ]
 
 
-def _draw_loan(id: str, loan: Fields, terminal: Terminal) -> str:
+def _draw_loan(id: str, loan: Fields, terminal: Terminal) -> list[str]:
     """One loan: how much of it is used, what it is for, and who holds it."""
     used, memory = format_bytes(figure(loan.get("used"))), format_bytes(figure(loan.get("memory")))
     pid = loan.get("pid")
     holder = f", process {figure(pid)}" if pid is not None else ""
     told = f"{memory} lent, {used} of it used" if loan.get("granted") else f"{memory} promised"
     told += f": {plain(loan.get('why') or '')}{holder} ({plain(id)})"
-    return f"        {terminal.mark(told, 'yellow')}"
+    return [terminal.mark(line, "yellow") for line in terminal.wrapped(told, 8)]
 
 
 def _draw_troubles(device: Fields, claim: Fields, terminal: Terminal) -> list[str]:
@@ -297,22 +308,29 @@ def _draw_troubles(device: Fields, claim: Fields, terminal: Terminal) -> list[st
         told.append(f"in maintenance: {plain(claim.get('why') or '')}")
     if limit := device.get("constrained"):
         told.append(f"nothing new is loaded: {plain(limit)}")
-    return [f"        {terminal.mark(text, 'yellow')}" for text in told]
+    return [terminal.mark(line, "yellow") for text in told for line in terminal.wrapped(text, 8)]
 
 
 def _legend(parts: list[Part], available: int, terminal: Terminal) -> list[str]:
     names = ("used", "loading", "stopping", "lent", "free", "reserve")
     told = [
-        f"{terminal.mark(part.cell, part.style)} {name} {format_bytes(part.amount)}"
+        (f"{part.cell} {name} {format_bytes(part.amount)}", part)
         for name, part in zip(names, parts, strict=True)
         if part.amount or name in {"used", "free"}
     ]
-    # Five parts and the machine's own figure do not fit into 80 columns together.
-    told = [
-        "  ".join(told[:4]),
-        "  ".join([*told[4:], f"{format_bytes(available)} available on the machine"]),
-    ]
-    return [f"        {line}" for line in told]
+    lines, width = list[str](), 0
+    for text, part in told:
+        shown = terminal.mark(part.cell, part.style) + text[1:]
+        if lines and width + 2 + len(text) <= min(terminal.width or _LEGEND_WIDTH, _LEGEND_WIDTH):
+            lines[-1] += f"  {shown}"
+            width += 2 + len(text)
+        else:
+            lines.append(f"        {shown}")
+            width = 8 + len(text)
+    last = f"{format_bytes(available)} available on the machine"
+    if width + 2 + len(last) <= min(terminal.width or _LEGEND_WIDTH, _LEGEND_WIDTH):
+        return [*lines[:-1], f"{lines[-1]}  {last}"]
+    return [*lines, f"        {last}"]
 
 
 def _model_row(name: str, model: Fields) -> list[str]:
@@ -381,8 +399,9 @@ def _tell_batches(batches: Fields) -> str:
 def _draw_spools(spools: Fields, terminal: Terminal) -> list[str]:
     """One line per spool, and one below it for problems of the disk or of an event."""
     titles = ("WAITING", "LEASED", "POISON", "DRAINED", "CAPTURED")
+    spare = {"LEASED": 1, "DRAINED": 2, "CAPTURED": 3}
     keys = ("waiting", "leased", "poison", "appended", "capture_stored")
-    columns = [Column("SPOOL"), *(Column(title, right=True) for title in titles)]
+    columns = [Column("SPOOL"), *(Column(title, right=True, spare=spare.get(title, 0)) for title in titles)]
     rows = [
         [plain(name), *(str(figure(fields(each).get(key))) for key in keys)] for name, each in spools.items()
     ]

@@ -38,6 +38,7 @@ class Column(NamedTuple):
 
     title: str
     right: bool = False  # figures line up on the right
+    spare: int = 0  # left out where the terminal is narrow, the highest first; 0: never
 
 
 class Part(NamedTuple):
@@ -136,14 +137,15 @@ class Terminal:
     def table(self, columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> list[str]:
         """A table's lines, head first. Cells are plain text of one line; colour a line afterwards.
 
-        A table that is too wide loses its empty columns first; then its widest columns are shortened.
+        A table that is too wide loses its empty columns first, then its spare ones as far as shorter texts would not
+        do; then its widest columns are shortened.
         """
         rows = [[cell.translate(_BREAKS) for cell in row] for row in rows]
         widths = _widths(columns, rows)
         if rows and self._excess(widths) > 0:
             filled = [place for place in range(len(columns)) if any(row[place] for row in rows)]
-            columns = [columns[place] for place in filled]
-            rows = [[row[place] for place in filled] for row in rows]
+            columns, rows = _only(filled, columns, rows)
+            columns, rows = self._without_spare(columns, rows)
             widths = _widths(columns, rows)
         self._squeeze(widths)
         lines = [[column.title for column in columns], *rows]
@@ -156,6 +158,18 @@ class Terminal:
             ).rstrip()
             for line in lines
         ]
+
+    def _without_spare(
+        self, columns: Sequence[Column], rows: list[list[str]]
+    ) -> tuple[Sequence[Column], list[list[str]]]:
+        """Leaves spare columns out until texts of `_SHORT` characters would make the table fit."""
+        while (most := max(column.spare for column in columns)) > 0:
+            widths = [min(width, _SHORT) for width in _widths(columns, rows)]
+            if self._excess(widths) <= 0:
+                break
+            kept = [place for place, column in enumerate(columns) if column.spare != most]
+            columns, rows = _only(kept, columns, rows)
+        return columns, rows
 
     def bar(self, parts: Sequence[Part], cells: int) -> str:
         """A bar of `cells` cells; every part above 0 gets at least one, at the expense of the largest."""
@@ -191,6 +205,12 @@ class Terminal:
         if not self._ascii:
             return text
         return "".join(_ASCII_FOR.get(letter, letter) for letter in text)
+
+
+def _only(
+    places: Sequence[int], columns: Sequence[Column], rows: Sequence[Sequence[str]]
+) -> tuple[list[Column], list[list[str]]]:
+    return [columns[place] for place in places], [[row[place] for place in places] for row in rows]
 
 
 def _widths(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> list[int]:

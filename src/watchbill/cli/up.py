@@ -301,6 +301,11 @@ class UpScreen:
         with contextlib.suppress(OSError):  # the terminal was closed, or the reader of the pipe has left
             print(f"warning: {plain(text)}", file=sys.stderr, flush=True)
 
+    def tell(self, text: str) -> None:
+        """Prints something good to know; nothing with --quiet."""
+        with contextlib.suppress(OSError):  # as above
+            self._terminal.note(plain(text))
+
     def ready(self, url: str, model: str, *, newcomer: bool) -> None:
         """Prints the next steps, then that the daemon is ready."""
         if newcomer or self._terminal.is_live:

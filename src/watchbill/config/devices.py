@@ -17,7 +17,8 @@ from watchbill.config.values import Count, Line, ModelName, Size, Table
 from watchbill.units import Bytes, spell_bytes
 
 __all__ = [
-    "GPU_DEFAULTS", "HEALTH_KEYS", "DeviceTable", "ReservationTable", "build_device", "check_devices", "is_device_name",
+    "GPU_DEFAULTS", "HEALTH_KEYS", "UNNAMED_CARD", "DeviceTable", "ReservationTable", "build_device", "check_devices",
+    "is_device_name",
     "room_of", "settle_devices",
 ]  # fmt: skip
 
@@ -25,6 +26,8 @@ __all__ = [
 
 #: `[devices.gpu]`: the defaults of all GPUs.
 GPU_DEFAULTS = "gpu"
+#: Stands for cards that the file does not name.
+UNNAMED_CARD = "gpu:*"
 #: Limits of a card's health; nothing on `ram` measures them.
 HEALTH_KEYS = frozenset({"max_temp_c", "max_vram_percent", "max_power_w"})
 

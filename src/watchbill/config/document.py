@@ -10,12 +10,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from pydantic import Field
+from pydantic import Field, PrivateAttr
 
 from watchbill.catalog import Catalog
 from watchbill.config.batches import BatchesTable, build_batches, check_batches
 from watchbill.config.checks import Draft, Wrong
-from watchbill.config.devices import DeviceTable, build_device, check_devices, settle_devices
+from watchbill.config.devices import UNNAMED_CARD, DeviceTable, build_device, check_devices, settle_devices
 from watchbill.config.engines import EngineTable, build_engines, check_engines
 from watchbill.config.fleet import (
     AgentName,
@@ -88,6 +88,7 @@ class Document(Table):
     )
     peers: dict[PlainName, PeerTable] = Field(default={}, description="Other Watchbill machines.")
     routing: RoutingTable = Field(default=RoutingTable(), description="Which tier serves a request.")
+    _card: DeviceTable = PrivateAttr(default_factory=DeviceTable)  # of a settled one: a card without a table
 
 
 #: Every table by its place in the file; "*" is a name that the operator chooses.
@@ -120,7 +121,7 @@ def settle(document: Document) -> Document:
     models = {name: settle_model(table) for name, table in document.models.items()}
     named = (device for table in models.values() for device in table.devices or ())
     has_tasks = any(table.background is not None for table in models.values())
-    return document.model_copy(
+    settled = document.model_copy(
         update={
             "devices": settle_devices(document.devices, named),
             "models": models,
@@ -130,6 +131,8 @@ def settle(document: Document) -> Document:
             "routing": settle_routing(document.routing, document.tiers, _asked_peers(document)),
         }
     )
+    settled._card = settle_devices({**document.devices, UNNAMED_CARD: DeviceTable()}, ())[UNNAMED_CARD]
+    return settled
 
 
 def check_sections(document: Document, draft: Draft) -> Iterator[Wrong]:
@@ -176,6 +179,7 @@ def build(
     add_tiers(document.tiers, routing.order, engines, models, environment)
     return Catalog(
         devices={name: build_device(name, table) for name, table in document.devices.items()},
+        unnamed_card=build_device(UNNAMED_CARD, document._card),
         engines=engines,
         models=models,
         lanes={name: build_lane(name, table) for name, table in document.lanes.items()},

@@ -189,7 +189,7 @@ class ModelTable(Table):
     devices: DeviceNames | None = Field(
         default=None,
         strict=False,
-        description='The devices it needs; those of `memory`, else ["ram"].',
+        description='The devices it needs; those of `memory`, else for a GGUF file a card with room, else ["ram"].',
     )
     aliases: tuple[ModelName, ...] = Field(
         default=(), strict=False, description="Further names it answers to."
@@ -308,8 +308,11 @@ IDLE = Millis(300_000)
 
 
 def settle_model(table: ModelTable) -> ModelTable:
-    """The same table with its devices."""
-    return table.model_copy(update={"devices": _devices_of(table)})
+    """The same table with its devices. They count as said only where the file says them, or a size for each."""
+    settled = table.model_copy(update={"devices": _devices_of(table)})
+    if table.devices is None and not isinstance(table.memory, dict):
+        settled.model_fields_set.discard("devices")
+    return settled
 
 
 def memory_of(table: ModelTable) -> dict[str, Bytes]:
@@ -494,6 +497,7 @@ def build_model(
         source=source,
         memory=MappingProxyType(memory_of(table)),
         devices=table.devices or (RAM,),
+        is_placed="devices" in table.model_fields_set,
         aliases=table.aliases,
         permanent=table.permanent,
         shared=engine.shared,

@@ -4,6 +4,7 @@ Owns the wording of everything that is wrong with a single value. What is wrong 
 of that section, and what is wrong between sections in `across`.
 """
 
+import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -30,6 +31,14 @@ _BOUNDS = {
     "greater_than": ("more than", "gt"), "greater_than_equal": ("at least", "ge"),
     "less_than": ("less than", "lt"), "less_than_equal": ("at most", "le"),
 }  # fmt: skip
+
+
+_SWITCHES = {
+    "yes": "true", "on": "true", "true": "true", "1": "true", "no": "false", "off": "false", "false": "false",
+    "0": "false",
+}  # fmt: skip
+#: "8192", and "8k" as people write contexts.
+_WHOLE = re.compile(r"(\d{1,9})\s*([kK])?")
 
 
 class Found(NamedTuple):
@@ -84,7 +93,8 @@ def _wrong(detail: ErrorDetails) -> Wrong:
         return (path, detail["msg"][:1].lower() + detail["msg"][1:], _example(path, "write"))
     if path[:2] == ("server", "keys"):  # what stands there may be the key itself, and this may go into a log
         return (path, f"must be {expected}", _example(path, "write") or 'write { key = "env:ALICE_KEY" }')
-    return (path, f"must be {expected}, not {_shown(detail['input'])}", _example(path, "write"))
+    advice = _meant(path, expected, detail["input"]) or _example(path, "write")
+    return (path, f"must be {expected}, not {_shown(detail['input'])}", advice)
 
 
 def _unknown(path: KeyPath) -> tuple[str, str]:
@@ -104,6 +114,22 @@ def _not_one_of(path: KeyPath, value: object) -> tuple[str, str]:
         return f"this version of Watchbill does not have {feature}", f"use {' or '.join(choices)}"
     near = did_you_mean(value, choices) if isinstance(value, str) else ""
     return f"must be one of {', '.join(choices)}, not {_shown(value)}", near if "?" in near else ""
+
+
+def _meant(path: KeyPath, expected: str, value: object) -> str:
+    """`write permanent = true`: what a value of the wrong kind was meant to be, where that is plain."""
+    key = find_key(path)
+    spelled = None
+    if expected == "true or false":
+        spelled = _SWITCHES.get(str(value).strip().lower())
+    elif expected == "a whole number" and isinstance(value, str):
+        found = _WHOLE.fullmatch(value.strip())
+        spelled = str(int(found[1]) * (1024 if found[2] else 1)) if found else None
+    elif expected == "a text" and isinstance(value, int | float) and not isinstance(value, bool):
+        spelled = spell_value(str(value))
+    elif expected == "a list" and isinstance(value, str) and value.isprintable():
+        spelled = spell_value([value[:_SHOWN_CHARS]])
+    return f"write {key.name} = {spelled}" if key and spelled else ""
 
 
 def _example(path: KeyPath, verb: str) -> str:

@@ -148,6 +148,15 @@ def set_all(params: Params, words: list[str]) -> None:
             refuse(f"unknown parameter {word}; known are {' '.join([*FLAGS, *SWITCHES])}")
 
 
+def list_devices() -> None:
+    """What it computes on besides the processor, as llama-server lists it."""
+    print("Available devices:")
+    for device in embedded().get_device_info():
+        if "CPU" not in str(device["type"]):
+            total, free = (int(device[key]) // 2**20 for key in ("memory_total", "memory_free"))
+            print(f"  {device['name']}: {device['description']} ({total} MiB, {free} MiB free)")
+
+
 def refuse(why: str) -> NoReturn:
     """Wrong use."""
     print(f"llama_server: {why}", file=sys.stderr, flush=True)
@@ -191,6 +200,9 @@ def main(words: list[str]) -> None:
     """llama_server.py --model FILE --port PORT [FLAG VALUE ...]"""
     if "--help" in words or "-h" in words:
         print(f"usage: llama_server --model FILE --port PORT [options]\n{' '.join([*FLAGS, *SWITCHES])}")
+        return
+    if "--list-devices" in words:
+        list_devices()
         return
     params = embedded().CommonParams()
     params.cors_origins = ""  # web pages have no business with an engine: they come through the gateway

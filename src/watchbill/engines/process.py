@@ -13,6 +13,7 @@ Lines as llama-swap's `cmd` has them, over several lines and with a backslash at
 import re
 import secrets
 import shlex
+import shutil
 import signal
 from collections.abc import Mapping
 
@@ -24,7 +25,7 @@ from watchbill.errors import ConfigError
 from watchbill.processes import Keeper
 from watchbill.quoting import quoted
 
-__all__ = ["ProcessRecipe", "check_command", "split_command"]
+__all__ = ["ProcessRecipe", "check_command", "missing_program", "split_command"]
 
 _PLACEHOLDER = re.compile(r"\$\{([^}]*)\}")
 KNOWN = ("PORT", "SOURCE", "MODEL", "MODEL_ID")
@@ -73,6 +74,18 @@ def check_command(model: Model) -> None:
     if signal_number(model.stop) is None:
         for word in split_command(model.stop):
             fill(word, values, "PID")
+
+
+def missing_program(model: Model) -> tuple[str, str] | None:
+    """Why the model's command can never start on this machine and what to do, or None. Looks at the PATH."""
+    try:
+        check_command(model)
+        program = split_command(model.command or "")[0]
+    except ConfigError as error:
+        return error.what, error.hint
+    if "$" not in program and shutil.which(program) is None:
+        return f"there is no program {program}", "install it or correct the command"
+    return None
 
 
 def split_command(text: str) -> list[str]:

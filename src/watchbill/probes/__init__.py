@@ -48,6 +48,7 @@ class Reading:
     uuid: str = ""  # GPUs only: identifies the card, whatever its index; empty where it has none
     # GPUs only: the card's whole memory, including the driver's reserve; 0 where it is unknown.
     total: Bytes = Bytes(0)
+    title: str = ""  # GPUs only: what its maker calls it
 
     def for_core(self, now: int, constrained: Constraint | None = None) -> DeviceReading:
         """The reading for the core, with its age at `now`, and why the device takes no loads."""

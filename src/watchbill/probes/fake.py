@@ -9,7 +9,7 @@ another process, changes the cards by replacing it:
 `at` counts seconds since `started` (seconds of the epoch; the file's modification time when it is missing). A step
 holds until the next one. A step may set used, processes, temperature_c, power_w, clock_mhz, utilisation_percent,
 throttled, or `"fail": "reason"`, which makes the probe fail as a lost driver would. A card with a `uuid` has one owner
-on the host; its `total` is its capacity unless it says otherwise.
+on the host; its `total` is its capacity unless it says otherwise, its `title` what its maker calls it.
 """
 
 import json
@@ -73,6 +73,7 @@ class FakeGpuProbe:
             health=_health_of(card, step),
             uuid=str(card.get("uuid", "")),
             total=_bytes(card.get("total", card["capacity"])),
+            title=str(card.get("title", "")),
         )
 
 

@@ -44,6 +44,7 @@ class Nvml(Protocol):
     def nvmlDeviceGetCount(self) -> int: ...
     def nvmlDeviceGetHandleByIndex(self, index: int) -> Any: ...
     def nvmlDeviceGetUUID(self, handle: Any) -> str | bytes: ...
+    def nvmlDeviceGetName(self, handle: Any) -> str | bytes: ...
     def nvmlDeviceGetMemoryInfo(self, handle: Any, version: Any = ...) -> Any: ...
     def nvmlDeviceGetComputeRunningProcesses(self, handle: Any) -> list[Any]: ...
     def nvmlDeviceGetTemperature(self, handle: Any, sensor: int) -> int: ...
@@ -75,6 +76,7 @@ class NvmlProbe:
             raise ProbeError(f"no NVIDIA driver: {error}") from error
         self._thresholds: dict[int, tuple[float | None, float | None]] = {}
         self._uuids: dict[int, str] = {}
+        self._titles: dict[int, str] = {}
 
     def read(self) -> Mapping[str, Reading]:
         """The reading of every card."""
@@ -101,6 +103,7 @@ class NvmlProbe:
             health=self._health(index, handle),
             uuid=self._uuid(index, handle),
             total=Bytes(int(memory.total)),
+            title=self._title(index, handle),
         )
 
     def _uuid(self, index: int, handle: Any) -> str:
@@ -109,6 +112,13 @@ class NvmlProbe:
             found = self._told(lambda: self._nvml.nvmlDeviceGetUUID(handle)) or ""
             self._uuids[index] = found.decode() if isinstance(found, bytes) else found
         return self._uuids[index]
+
+    def _title(self, index: int, handle: Any) -> str:
+        """What its maker calls it; it does not change, so a card is queried once."""
+        if index not in self._titles:
+            found = self._told(lambda: self._nvml.nvmlDeviceGetName(handle)) or ""
+            self._titles[index] = found.decode() if isinstance(found, bytes) else found
+        return self._titles[index]
 
     def _memory(self, handle: Any) -> Any:
         """Version 2 reports the driver's reserve separately; old drivers have only version 1, which counts it as

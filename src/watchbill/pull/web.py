@@ -14,6 +14,7 @@ from typing import IO
 from urllib.parse import unquote, urlsplit
 
 from watchbill import __version__, limits
+from watchbill.blocking_http import reason_of
 from watchbill.errors import NameRefused, PullFailed
 from watchbill.names import header_text
 from watchbill.pull.landing import Landing, Part
@@ -60,7 +61,7 @@ def read(url: str, accept: str, bytes_max: int) -> bytes:
             kind = NoSuchFile if refusal.code == http.HTTPStatus.NOT_FOUND else PullFailed
             raise kind(f"{header_text(url)}: the server answers {refusal.code}") from refusal
     except (urllib.error.URLError, TimeoutError, ConnectionError, http.client.HTTPException) as error:
-        raise PullFailed(f"{header_text(url)}: {header_text(str(error))}") from error
+        raise PullFailed(f"{header_text(url)}: {header_text(reason_of(error))}") from error
     if len(text) > bytes_max:
         raise PullFailed(f"{header_text(url)}: more than {bytes_max:,} bytes")
     return text
@@ -113,10 +114,8 @@ class _Download:
         except urllib.error.HTTPError as refusal:
             with refusal:
                 self._judge(refusal)
-        except urllib.error.URLError as error:
-            raise _Broken(header_text(str(error.reason))) from error
-        except (TimeoutError, ConnectionError, http.client.HTTPException) as error:
-            raise _Broken(header_text(str(error) or type(error).__name__)) from error
+        except (urllib.error.URLError, TimeoutError, ConnectionError, http.client.HTTPException) as error:
+            raise _Broken(header_text(reason_of(error))) from error
 
     def _request(self) -> urllib.request.Request:
         headers = {"User-Agent": f"watchbill/{__version__}", "Accept-Encoding": "identity"}

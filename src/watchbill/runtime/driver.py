@@ -93,6 +93,7 @@ class Parts:
     spools: Callable[[], Mapping[str, object]] = dict  # their part of `status`
     programs: Callable[[], Mapping[str, object]] = dict  # the same for what runs beside the daemon
     batches: Callable[[], Mapping[str, object] | None] = lambda: None  # the same for files and batches
+    unused_cards: Callable[[], Mapping[str, str] | None] = lambda: None  # cards that no engine computes on
 
 
 @dataclass(frozen=True, slots=True)
@@ -327,7 +328,9 @@ class Driver:
         beside["tiers"] = tiers_view(core.state, self.tiers.view(), now)
         turns = {"rotation": rotation_view(core, now), "epochs": epochs_view(core, now)}
         engines = self._engines.view(core.state.silent, core.state.ledger.places)
-        told = {"engines": engines, "alerts": self._parts.alerts.recent()}
+        told = {
+            "engines": engines, "alerts": self._parts.alerts.recent(), "unused_cards": self._parts.unused_cards(),
+        }  # fmt: skip
         return known | policy_view(core) | turns | told | beside | {"batches": self._parts.batches()}
 
     def model_status(self, name: str, /) -> ModelStatus:

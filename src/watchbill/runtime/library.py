@@ -31,6 +31,7 @@ from watchbill.quoting import quoted
 from watchbill.runtime.driver import Driver
 from watchbill.runtime.entry import Entry, plain_name
 from watchbill.runtime.found import Finding, FoundModel, Origin, Shelf
+from watchbill.runtime.placing import Placing
 from watchbill.shelf import Passed, parts_of
 
 __all__ = ["Entry", "Library", "entry_of", "extended", "listed", "plain_name", "without_missing"]
@@ -58,6 +59,7 @@ class Library:
         self._entries: dict[str, Entry] = {}
         self._shelf = Shelf(folder, declared.library)
         self._finding = Finding()
+        self._placing = Placing()  # without cards nothing is moved
         self._served: dict[str, Entry] = {}
         self._turn = asyncio.Lock()
 
@@ -120,8 +122,16 @@ class Library:
 
     @property
     def catalog(self) -> Catalog:
-        """The config's catalog with the names of the library and of the shelf."""
+        """The config's catalog with the names of the library and of the shelf, each model where it goes."""
+        return self._placing.place(self._unplaced())
+
+    def _unplaced(self) -> Catalog:
         return extended(self._declared, self._entries.values(), self.folder, self._finding.models)
+
+    def place_with(self, placing: Placing) -> None:
+        """Places models by these cards from now on; blocks."""
+        placing.learn(self._unplaced())
+        self._placing = placing
 
     @property
     def passed(self) -> tuple[Passed, ...]:
@@ -176,6 +186,7 @@ class Library:
             self._declared = declared
             self._shelf.allow(declared.library)
             self._finding = await asyncio.to_thread(self._shelf.look)
+            await asyncio.to_thread(self._placing.learn, self._unplaced())
             return await self._reload(driver)
 
     async def look_again(self, driver: Driver) -> list[str]:
@@ -186,6 +197,7 @@ class Library:
                 self._finding = self._finding._replace(passed=found.passed)
                 return []
             self._finding = found
+            await asyncio.to_thread(self._placing.learn, self._unplaced())
             return await self._reload(driver)
 
     async def _reload(self, driver: Driver | None) -> list[str]:
@@ -445,11 +457,15 @@ def _made(entry: Entry, name: str, declared: Catalog, folder: Path) -> Model | N
     like = _first(declared)
     sees = () if entry.projector is None else ("--mmproj", str(folder / entry.projector))
     made = Model(
-        name, _LLAMACPP, source=str(path), embedding=entry.embedding, stays_if_room=True, arguments=sees
-    )
+        name, _LLAMACPP, source=str(path), embedding=entry.embedding, stays_if_room=True, arguments=sees,
+        is_placed=False,
+    )  # fmt: skip
     if like is None:
         return made
-    return replace(made, engine=like.engine, devices=like.devices, threads=like.threads, context=like.context)
+    return replace(
+        made, engine=like.engine, devices=like.devices, is_placed=like.is_placed, threads=like.threads,
+        context=like.context,
+    )  # fmt: skip
 
 
 def _first(declared: Catalog) -> Model | None:

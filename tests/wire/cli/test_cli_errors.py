@@ -42,7 +42,10 @@ def test_without_a_daemon_every_command_says_how_to_start_one(alone, command):
 @pytest.mark.parametrize(
     ("command", "told"),
     [
-        (["sttus"], 'Did you mean "status"?'),
+        (["sttus"], "there is no command 'sttus'; did you mean status?"),
+        (["create", "x"], "write [models.NAME] into watchbill.toml"),
+        (["import", "ollama"], "watchbill config import"),
+        (["push", "x"], "uploads no models"),
         (["status", "--jsn"], "Did you mean --json?"),
         (["status", "surplus"], "unexpected: surplus."),
         (["load", "a", "b", "c"], "unexpected: b c."),
@@ -359,3 +362,27 @@ def test_a_reader_that_has_seen_enough_of_the_help_is_no_failure(command):
     done = subprocess.run([sys.executable, "-m", "watchbill", *command], stdout=writing, check=False)
     os.close(writing)
     assert done.returncode == 0
+
+
+def test_words_of_ollama_mean_the_commands_they_mean_there(alone):
+    """The first ten minutes: `ls`, `serve` and `help` work, with their options."""
+    assert json.loads(alone("ls", "--json").stdout)["models"] == []
+    assert alone("serve", "--port", "99999").stderr == (
+        "watchbill: 99999 is not a port; ports are 1 to 65535, and 0 picks one that is free\n"
+    )
+    assert "Usage: watchbill COMMAND" in alone("help").stdout
+
+
+@pytest.mark.parametrize(
+    ("url", "told"),
+    [
+        ("http://nosuch.invalid:8470", "no such host is known; is the name right, and this machine online?"),
+        ("https://127.0.0.1:{port}", "it does not speak TLS; try http:// instead of https://"),
+    ],
+)
+def test_an_address_that_does_not_answer_is_explained_in_words(alone, daemon, url, told):
+    """No numbers of the operating system, and no words of its libraries."""
+    alone.url = url.format(port=daemon.url.rpartition(":")[2])
+    done = alone("status")
+    assert done.returncode == 3 and told in done.stderr, done.stderr
+    assert "rrno" not in done.stderr and "SSL:" not in done.stderr

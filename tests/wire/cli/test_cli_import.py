@@ -50,8 +50,9 @@ def test_every_config_becomes_one_that_passes_its_check(importing, file):
 
 #: Each key of odd.yaml that cannot be carried over, and the words by which it is named.
 ODD = (
-    "nightMode", "12", "thisKeyIsOdd", "ten minutes", "with space", "NOVALUE", "unlisted", "capabilities", "stripParams",
-    "somethingNew", "peers.nowhere", "peers.twice.weight", "hooks.on_startup.run", "hooks.on_stop", "groups.g.swap",
+    "nightMode", "12", "thisKeyIsOdd", "ten minutes", "with space", "NOVALUE", "unlisted", "capabilities",
+    "stripParams", "somethingNew", "peers.nowhere", "peers.twice.weight", "hooks.on_startup.run", "hooks.on_stop",
+    "groups.g.swap",
     "groups.g.priority", "My Model (Q4)", "load_timeout", "health", "concurrency", "alias 'My-Model-Q4'",
 )  # fmt: skip
 
@@ -202,6 +203,13 @@ def test_a_config_that_cannot_be_imported_is_refused_with_its_reason(importing, 
     refused = importing("config", "import", "llama-swap", "config.yaml")
     assert refused.returncode == 2 and reason in refused.stderr, refused.stderr
     assert "Traceback" not in refused.stderr
+    assert not (importing.home / "watchbill.toml").exists()
+
+
+def test_without_an_ollama_nothing_is_written(importing):
+    refused = importing("config", "import", "ollama")
+    assert refused.returncode == 2 and "no models of an Ollama are here" in refused.stderr
+    assert "OLLAMA_MODELS=DIR" in refused.stderr
     assert not (importing.home / "watchbill.toml").exists()
 
 

@@ -37,6 +37,26 @@ def test_status_fits_into_80_columns_and_names_everything(watchbill):
         assert told in done.stdout, told
 
 
+@pytest.mark.parametrize("columns", [60, 40])
+def test_status_stays_readable_on_a_narrow_terminal(watchbill, columns):
+    """Whole states, sizes and titles: columns that can be spared are left out, and texts are wrapped."""
+    watchbill.settings["COLUMNS"] = str(columns)
+    shown = watchbill("status").stdout
+    assert max(len(line) for line in shown.splitlines()) <= columns
+    for told in (
+        "● ready",
+        "◐ loading",
+        "✗ failed",
+        "MEMORY",
+        "QUEUED",
+        "200 MB",
+        "smollm2",
+        "7.1 GB of 22 GB",
+    ):
+        assert told in shown, told
+    assert not any("…" in line and "lab/" not in line for line in shown.splitlines())
+
+
 def test_nothing_is_cut_where_no_terminal_sets_a_width(watchbill):
     """A script that greps the table finds whole names and whole reasons."""
     shown = watchbill("status").stdout

@@ -52,6 +52,43 @@ def test_stop_evicts_and_rm_deletes(watchbill, daemon):
     assert watchbill("rm").returncode == 1
 
 
+def test_rm_says_which_other_names_go_with_the_file(watchbill, daemon):
+    left = {**LIBRARY, "models": LIBRARY["models"][1:]}
+
+    def delete(line):
+        daemon.answers[("GET", "/wb/v1/library")] = (200, left)
+        line.open()
+
+    daemon.answers[("GET", "/wb/v1/library")] = (200, LIBRARY)
+    daemon.answers[("DELETE", "/api/delete")] = delete
+    assert watchbill("rm", "qwen2.5:0.5b").stdout == (
+        "removed qwen2.5:0.5b, and with its file its other names: qwen2.5-0.5b\n"
+    )
+    daemon.answers[("GET", "/wb/v1/library")] = (200, LIBRARY)
+    assert json.loads(watchbill("rm", "--json", "qwen2.5-0.5b").stdout) == {
+        "removed": ["qwen2.5-0.5b", "qwen2.5:0.5b"]
+    }
+    daemon.answers[("GET", "/wb/v1/library")] = (200, LIBRARY)
+    daemon.answers[("DELETE", "/api/delete")] = (404, {"error": "model 'qwen2.5-05b' not found"})
+    assert "did you mean qwen2.5-0.5b? see: " in watchbill("rm", "qwen2.5-05b").stderr
+
+
+def test_cp_and_show_are_what_ollamas_users_know(watchbill, daemon):
+    daemon.answers[("POST", "/api/copy")] = (200, b"")
+    assert watchbill("cp", "tiny", "mine").stdout == "mine is another name of tiny\n"
+    assert daemon.heard[-1].json == {"source": "tiny", "destination": "mine"}
+    told = {
+        "details": {"family": "llama", "parameter_size": "134.52M", "quantization_level": "Q4_K_M", "format": "gguf"},
+        "model_info": {"llama.context_length": 8192}, "capabilities": ["completion", "tools"],
+        "parameters": 'stop   "<|im_end|>"', "license": "Apache\nLicense",
+    }  # fmt: skip
+    daemon.answers[("POST", "/api/show")] = (200, told)
+    shown = watchbill("show", "tiny").stdout
+    for words in ("llama", "134.52M", "Q4_K_M", "8192", "completion, tools", 'stop "<|im_end|>"', "Apache\n"):
+        assert words in shown
+    assert json.loads(watchbill("show", "--json", "tiny").stdout) == told
+
+
 def answer(line):
     line.open()
     line.say(

@@ -77,7 +77,7 @@ def import_llama_swap(config: object, origin: str, environment: Mapping[str, str
     if not isinstance(found, Mapping):
         text = "has no `models`, so it is no config of llama-swap"
         raise ConfigError(problems=[Problem(origin, None, "models", text, "name the file of llama-swap")])
-    return _Import(Reading(config), origin, environment).draft()
+    return _Import(Reading(cast("object", config)), origin, environment).draft()
 
 
 class _Import:

@@ -36,7 +36,7 @@ class KeptModel(NamedTuple):
     embedding: bool = False
 
 
-def import_ollama(environment: Mapping[str, str], folder: str | None, models: Iterable[KeptModel]) -> Draft:
+def import_ollama(environment: Mapping[str, str], folder: str, models: Iterable[KeptModel]) -> Draft:
     """The draft for an Ollama with this environment, whose models lie in `folder`."""
     draft = Draft("the Ollama of this machine")
     draft.say("Check it with: watchbill config check --config FILE. Every key: docs/config.md.")
@@ -49,10 +49,7 @@ def import_ollama(environment: Mapping[str, str], folder: str | None, models: It
     _add_server(draft, environment)
     library = draft.section("library")
     library.set("ollama", True, "its models are served from where they lie; nothing there is changed")
-    if folder is not None:
-        library.set("ollama_folder", folder)
-    else:
-        draft.lack("models", "no folder of Ollama was found here; name it with ollama_folder in [library]")
+    library.set("ollama_folder", folder)
     if count := _whole(environment.get("OLLAMA_MAX_LOADED_MODELS")):
         draft.section("devices", "ram").set("max_resident", count, "OLLAMA_MAX_LOADED_MODELS")
     if length := _whole(environment.get("OLLAMA_MAX_QUEUE")):

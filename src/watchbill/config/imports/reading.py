@@ -20,8 +20,8 @@ class Reading:
     """One table. A value of the wrong kind reads as if it were missing, and is told in `rest`."""
 
     def __init__(self, value: object, path: tuple[str, ...] = ()) -> None:
-        fields = cast("Mapping[object, object]", value) if isinstance(value, Mapping) else {}
-        self._fields = {str(key): each for key, each in fields.items()}
+        fields = cast("Mapping[object, object]", value if isinstance(value, Mapping) else {})
+        self._fields: dict[str, object] = {str(key): each for key, each in fields.items()}
         self._path = path
         self._read: set[str] = set()
         self._told: dict[str, str] = {}
@@ -77,7 +77,7 @@ class Reading:
         value = self.value(key)
         if value is not None and not isinstance(value, Mapping):
             self._refuse(key, "a table", None)
-        return self._inner.setdefault(key, Reading(value, (*self._path, key)))
+        return self._inner.setdefault(key, Reading(self._fields.get(key), (*self._path, key)))
 
     def tables(self) -> dict[str, "Reading"]:
         """Every key as a table."""
