@@ -88,7 +88,17 @@ class Document(Table):
     )
     peers: dict[PlainName, PeerTable] = Field(default={}, description="Other Watchbill machines.")
     routing: RoutingTable = Field(default=RoutingTable(), description="Which tier serves a request.")
-    _card: DeviceTable = PrivateAttr(default_factory=DeviceTable)  # of a settled one: a card without a table
+    _card: DeviceTable = PrivateAttr(default_factory=DeviceTable)
+
+    @property
+    def unnamed_card(self) -> DeviceTable:
+        """Of a document that is settled: what holds for a card without a table."""
+        return self._card
+
+    def with_unnamed_card(self, table: DeviceTable) -> "Document":
+        """The same document, with what holds for a card without a table."""
+        self._card = table
+        return self
 
 
 #: Every table by its place in the file; "*" is a name that the operator chooses.
@@ -131,8 +141,8 @@ def settle(document: Document) -> Document:
             "routing": settle_routing(document.routing, document.tiers, _asked_peers(document)),
         }
     )
-    settled._card = settle_devices({**document.devices, UNNAMED_CARD: DeviceTable()}, ())[UNNAMED_CARD]
-    return settled
+    cards = settle_devices({**document.devices, UNNAMED_CARD: DeviceTable()}, ())
+    return settled.with_unnamed_card(cards[UNNAMED_CARD])
 
 
 def check_sections(document: Document, draft: Draft) -> Iterator[Wrong]:
@@ -179,7 +189,7 @@ def build(
     add_tiers(document.tiers, routing.order, engines, models, environment)
     return Catalog(
         devices={name: build_device(name, table) for name, table in document.devices.items()},
-        unnamed_card=build_device(UNNAMED_CARD, document._card),
+        unnamed_card=build_device(UNNAMED_CARD, document.unnamed_card),
         engines=engines,
         models=models,
         lanes={name: build_lane(name, table) for name, table in document.lanes.items()},
