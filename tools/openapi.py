@@ -121,6 +121,7 @@ SHAPES: dict[str, Shape] = {
         rotation=ref("Rotation"), epochs=table(ref("Epoch")), alerts=listed(ref("Alert")), loans=table(ref("Loan")),
         tiers=table(ref("Tier")), leases=table(ref("Lease")),
         batches={"anyOf": [ref("Batches"), {"type": "null"}]},
+        unused_cards=maybe(record(cards=TEXT, why=TEXT, mend=TEXT)),
     ),
     "Lease": record(peer=TEXT, model=TEXT, renewed_ms=WHOLE, resting=FLAG),
     "LeaseGiven": record(id=TEXT, model=TEXT, lasts_ms=WHOLE, renew_ms=WHOLE, continues=FLAG),
