@@ -870,6 +870,13 @@ CLI_BATCHES_SHOWN = 10
 CLI_FOLLOW_S = 1.0
 #: Alerts that `status` shows to people; --json has all that the daemon keeps.
 CLI_ALERTS_SHOWN = 5
+#: `watch`: seconds between two looks at the daemon, lines of the journal it shows, actions that run beside it.
+WATCH_LOOK_S = 1.0
+WATCH_JOURNAL_LINES = 200
+WATCH_ACTIONS_MAX = 8
+#: A simulated run as a picture: spans of models in memory, and points of each of its curves.
+TIMELINE_SPANS_MAX = 20_000
+TIMELINE_POINTS_MAX = 20_000
 
 # ------------------------------------------------------------------ fleet
 

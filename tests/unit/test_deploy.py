@@ -1,12 +1,20 @@
 """The files of deploy/: each names what is really there, and what it starts is a command that exists."""
 
 import configparser
+import json
 import re
+import shutil
+import subprocess
 from pathlib import Path
 
+import pytest
 import yaml
 
+from unit.test_metrics import STATUS, telling
 from watchbill.config import parse
+from watchbill.core.messages import AlertKind
+from watchbill.metrics import DEVICE_GAUGES, STATES, Metrics
+from watchbill.runtime.ticket import Outcome
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 
@@ -37,3 +45,66 @@ def test_the_units_tell_systemd_when_they_are_ready_and_how_to_reload() -> None:
         assert service["Type"] == "notify" and "HUP" in service["ExecReload"], path.name
         assert re.search(r"/watchbill up$", service["ExecStart"]), path.name
         assert unit["Install"]["WantedBy"] in {"multi-user.target", "default.target"}
+
+
+# ------------------------------------------------------------------ Prometheus and Grafana
+
+RULES = DEPLOY / "prometheus" / "watchbill.rules.yaml"
+DASHBOARD = DEPLOY / "grafana" / "watchbill.json"
+
+
+def known() -> set[str]:
+    """The name of every series that /metrics has."""
+    page = Metrics(telling({**STATUS, "devices": {"ram": dict.fromkeys(DEVICE_GAUGES, 1)}})).render().decode()
+    names: set[str] = set()
+    for name, kind in re.findall(r"^# TYPE (\w+) (\w+)$", page, re.MULTILINE):
+        names |= {f"{name}_{part}" for part in ("bucket", "sum", "count")} if kind == "histogram" else {name}
+    return names
+
+
+def expressions() -> list[str]:
+    rules = yaml.safe_load(RULES.read_text())["groups"][0]["rules"]
+    panels = json.loads(DASHBOARD.read_text())["panels"]
+    return [rule["expr"] for rule in rules] + [
+        target["expr"] for panel in panels for target in panel["targets"]
+    ]
+
+
+@pytest.mark.parametrize("expression", expressions())
+def test_every_rule_and_panel_asks_for_figures_that_there_are(expression: str) -> None:
+    """OPS: names, and the words of labels, as /metrics has them."""
+    asked = set(re.findall(r"\b(?:watchbill|gen_ai)_\w+", expression))
+    assert asked <= known() and (asked or "up{" in expression)
+    for label, words in re.findall(r'\b(kind|state|outcome)!?=~?"([^"]+)"', expression):
+        allowed = {"kind": {*AlertKind}, "state": {*STATES}, "outcome": {*Outcome, "failed"}}[label]
+        assert set(words.split("|")) <= allowed, words
+
+
+def test_every_rule_says_what_to_do_and_panels_do_not_overlap() -> None:
+    for rule in yaml.safe_load(RULES.read_text())["groups"][0]["rules"]:
+        assert rule["labels"]["severity"] in {"warning", "critical"}
+        assert set(rule["annotations"]) == {"summary", "action"}, rule["alert"]
+    cells: set[tuple[int, int]] = set()
+    for panel in json.loads(DASHBOARD.read_text())["panels"]:
+        place = panel["gridPos"]
+        mine = {
+            (place["x"] + column, place["y"] + row)
+            for column in range(place["w"])
+            for row in range(place["h"])
+        }
+        assert not mine & cells and place["x"] + place["w"] <= 24, panel["title"]
+        cells |= mine
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
+@pytest.mark.parametrize(
+    "words",
+    [("check", "config", "prometheus.yml"), ("test", "rules", "watchbill.rules.test.yaml")],
+    ids=["loads", "fires"],
+)
+def test_the_rules_load_and_fire_when_they_should(words: tuple[str, ...]) -> None:
+    """Evaluated by Prometheus itself: what fires, what does not, and for which thing."""
+    done = subprocess.run(
+        ["promtool", *words], cwd=RULES.parent, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr

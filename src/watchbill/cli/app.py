@@ -25,6 +25,10 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
         "up": ("watchbill.cli.up:up", "Start the daemon and stay until Ctrl-C."),
         "down": ("watchbill.cli.up:down", "Stop the daemon of this root."),
         "status": ("watchbill.cli.queries:status", "Show memory, models and lanes."),
+        "watch": (
+            "watchbill.cli.watch:watch",
+            "Show models, memory, requests, alerts and the journal live, and act on them with single keys.",
+        ),
         "events": ("watchbill.cli.queries:events", "Follow the journal as it is written."),
         "logs": ("watchbill.cli.logs:logs", "Show the log of the daemon, or of the engine behind a model."),
         "doctor": ("watchbill.cli.doctor:doctor", "Check everything Watchbill depends on."),
@@ -114,7 +118,7 @@ ELSEWHERE = {
     "check": "write: watchbill config check",
     "start": "write: watchbill up, or watchbill load MODEL",
     "unload": "write: watchbill stop MODEL",
-    "top": "write: watchbill status, or watchbill ps",
+    "top": "write: watchbill watch",
     "restart": "write: watchbill down, then watchbill up",
     "reload": "write: watchbill config reload",
 }

@@ -1,8 +1,9 @@
 """`simulate`: the real scheduler in a simulated world. Needs no daemon, no model and no GPU."""
 
 import json as jsonlib
+import os
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -10,9 +11,11 @@ from cyclopts import Parameter
 
 from watchbill.cli.options import CONFIG_DEFAULT, QUIET, ROOT
 from watchbill.cli.progress import count_bar
+from watchbill.cli.simulate_svg import frontier_svg, timeline_svg
 from watchbill.cli.simulate_views import draw_comparison, draw_frontier, draw_laws, draw_run
 from watchbill.cli.terminal import Terminal, plain
 from watchbill.errors import OursError
+from watchbill.files.atomic import replace_file
 from watchbill.limits import SIMULATE_SEEDS_MAX
 from watchbill.root import find_root
 from watchbill.simulate.adjust import FRONTIER_WEIGHTS, adjust, with_interactive_weight
@@ -20,6 +23,7 @@ from watchbill.simulate.compare import CONTENDERS, average, contender_of, run
 from watchbill.simulate.day import day
 from watchbill.simulate.report import LAWS, Report
 from watchbill.simulate.scenario import Scenario
+from watchbill.simulate.timeline import Timeline
 from watchbill.simulate.trace import Trace
 
 __all__ = ["simulate"]
@@ -28,6 +32,10 @@ _FRONTIER = Parameter(
     negative="",
     show_default=False,
     help="Raise the weight of interactive requests from 2 to 20: their waits against the throughput of the rest.",
+)
+_SVG = Parameter(
+    show_default=False,
+    help="Also draw it: the timeline of the first seed, of each policy with --compare, or the frontier.",
 )
 _JSON = Parameter(negative="", show_default=False, help="Print the figures as JSON.")
 
@@ -86,6 +94,7 @@ def simulate(
         bool, Parameter(negative="", show_default=False, help="Run every policy on the same traffic.")
     ] = False,
     frontier: Annotated[bool, _FRONTIER] = False,
+    svg: Annotated[Path | None, _SVG] = None,
     json: Annotated[bool, _JSON] = False,
     quiet: Annotated[bool, QUIET] = False,
 ) -> int:
@@ -97,7 +106,7 @@ def simulate(
     """
     played = adjust(_scenario(scenario, what), what.change)
     chosen = what.policy or played.catalog.policy.name
-    task = _Task(played, range(what.seed, what.seed + what.seeds), Terminal(quiet=quiet), json=json)
+    task = _Task(played, range(what.seed, what.seed + what.seeds), Terminal(quiet=quiet), json=json, svg=svg)
     if frontier:
         return task.frontier(chosen)
     return task.comparison() if compare else task.single(chosen)
@@ -127,6 +136,8 @@ class _Task:
     seeds: range
     terminal: Terminal
     json: bool
+    svg: Path | None = None
+    timelines: dict[str, Timeline] = field(default_factory=dict[str, Timeline])
 
     def single(self, policy: str) -> int:
         """One policy."""
@@ -146,6 +157,9 @@ class _Task:
         reports = self._average(runs)
         self._head(f"{policy}, weight of a person's request against 1 of background work")
         points = dict(zip(FRONTIER_WEIGHTS, reports.values(), strict=True))
+        if self.svg is not None:
+            self._draw(frontier_svg(f"{self.scenario.title}: {policy}", points))
+            self.timelines.clear()
         return self._end(reports, draw_frontier(points, self.terminal))
 
     def _average(self, runs: dict[str, tuple[str, Scenario]]) -> dict[str, Report]:
@@ -153,13 +167,19 @@ class _Task:
         with count_bar(self.terminal, "simulating", len(runs) * len(self.seeds)) as show:
             for done, (name, (policy, scenario)) in enumerate(runs.items()):
                 first = done * len(self.seeds)
-                reports[name] = average(self._each(policy, scenario, lambda n, first=first: show(first + n)))
+                if self.svg is not None:
+                    self.timelines[name] = Timeline()
+                reports[name] = average(
+                    self._each(policy, scenario, name, lambda n, first=first: show(first + n))
+                )
         return reports
 
-    def _each(self, policy: str, scenario: Scenario, show: Callable[[int], None]) -> list[Report]:
+    def _each(self, policy: str, scenario: Scenario, name: str, show: Callable[[int], None]) -> list[Report]:
         reports: list[Report] = []
         for seed in self.seeds:
-            reports.append(run(scenario, contender_of(policy, scenario.catalog.policy), seed))
+            timeline = self.timelines.get(name) if seed == self.seeds[0] else None
+            contender = contender_of(policy, scenario.catalog.policy)
+            reports.append(run(scenario, contender, seed, timeline=timeline))
             show(len(reports))
         return reports
 
@@ -169,7 +189,19 @@ class _Task:
             seeds = f"seed {first}" if first == last else f"average of seeds {first} to {last}"
             self.terminal.show(plain(self.scenario.title), f"{what}; {seeds}", "")
 
+    def _draw(self, picture: str) -> None:
+        """Writes the picture, whole or not at all."""
+        if self.svg is None:
+            return
+        try:
+            replace_file(Path(os.path.realpath(self.svg)), picture.encode(), mode=0o644)
+        except OSError as error:  # whichever errno: the person named this file and is told why
+            raise OursError(f"--svg {self.svg}: {(error.strerror or str(error)).lower()}") from error
+        self.terminal.note(f"drew {plain(self.svg)}")
+
     def _end(self, reports: dict[str, Report], lines: list[str]) -> int:
+        if self.timelines:
+            self._draw(timeline_svg(self.scenario.title, self.timelines))
         if self.json:
             told = {name: _json(report) for name, report in reports.items()}
             self.terminal.show(jsonlib.dumps({"scenario": self.scenario.name, "runs": told, "laws": LAWS}))

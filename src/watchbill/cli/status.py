@@ -18,13 +18,18 @@ from watchbill.units import format_bytes, format_millis
 
 __all__ = [
     "Fields",
+    "draw_alert",
     "draw_catalog",
+    "draw_device",
     "draw_models",
     "draw_requests",
     "draw_status",
     "fields",
     "figure",
     "how_to_begin",
+    "lane_row",
+    "model_row",
+    "request_row",
     "rows_of",
     "show_models",
     "show_requests",
@@ -109,7 +114,7 @@ def draw_status(status: Fields, address: str, root: Root, terminal: Terminal) ->
     claimed = fields(status.get("maintenance"))
     loans = {id: fields(loan) for id, loan in fields(status.get("loans")).items()}
     for name, device in devices.items():
-        lines += ["", *_draw_device(plain(name), fields(device), terminal)]
+        lines += ["", *draw_device(plain(name), fields(device), terminal)]
         lines += _draw_troubles(fields(device), fields(claimed.get(name)), terminal)
         for id, loan in loans.items():
             lines += _draw_loan(id, loan, terminal) if loan.get("device") == name else []
@@ -194,11 +199,16 @@ def _draw_alerts(alerts: list[Fields], terminal: Terminal) -> list[str]:
     """The newest alerts, with the time of the day."""
     lines = [terminal.mark("recent alerts", "bold")]
     for alert in alerts[:CLI_ALERTS_SHOWN]:
-        at = alert.get("t")
-        clock = time.strftime("%H:%M:%S", time.localtime(at)) if isinstance(at, int | float) else "?"
-        text = f"{clock}  {plain(alert.get('kind') or '')}: {plain(alert.get('text') or '')}"
-        lines += [terminal.mark(each, "yellow") for each in terminal.wrapped(text, 2)]
+        lines += draw_alert(alert, terminal)
     return lines
+
+
+def draw_alert(alert: Fields, terminal: Terminal) -> list[str]:
+    """An alert, with the time of the day."""
+    at = alert.get("t")
+    clock = time.strftime("%H:%M:%S", time.localtime(at)) if isinstance(at, int | float) else "?"
+    text = f"{clock}  {plain(alert.get('kind') or '')}: {plain(alert.get('text') or '')}"
+    return [terminal.mark(each, "yellow") for each in terminal.wrapped(text, 2)]
 
 
 def how_to_begin(root: Root) -> str:
@@ -215,7 +225,7 @@ def draw_models(models: Fields, root: Root, terminal: Terminal) -> list[str]:
         Column("RUNNING", right=True, spare=1), Column("QUEUED", right=True), Column("LOADS", right=True, spare=3),
         Column("EVICTED", right=True, spare=4),
     ]  # fmt: skip
-    rows = [_model_row(plain(name), fields(model)) for name, model in models.items()]
+    rows = [model_row(plain(name), fields(model)) for name, model in models.items()]
     head, *drawn = terminal.table(columns, rows)
     lines = [terminal.mark(head, "bold")]
     for line, model in zip(drawn, models.values(), strict=True):
@@ -248,7 +258,7 @@ def draw_requests(requests: list[Fields], terminal: Terminal) -> list[str]:
         Column("REQUEST"), Column("MODEL"), Column("LANE", spare=2), Column("STATE"),
         Column("PLACE", right=True, spare=1), Column("WAITED", right=True, spare=3), Column("STARTS IN", right=True),
     ]  # fmt: skip
-    rows = [_request_row(request) for request in requests]
+    rows = [request_row(request) for request in requests]
     head, *drawn = terminal.table(columns, rows)
     lines = [terminal.mark(head, "bold")]
     for line, request in zip(drawn, requests, strict=True):
@@ -270,7 +280,8 @@ def _headline(status: Fields, models: Fields, lanes: Fields, address: str, termi
     return f"{line} {told}"
 
 
-def _draw_device(name: str, device: Fields, terminal: Terminal) -> list[str]:
+def draw_device(name: str, device: Fields, terminal: Terminal) -> list[str]:
+    """A device's memory as a bar, and the bar's legend."""
     capacity, reserve = figure(device.get("capacity")), figure(device.get("reserve"))
     loading, stopping = figure(device.get("loading")), figure(device.get("stopping"))
     used, lent = figure(device.get("used")) + figure(device.get("asleep")), figure(device.get("lent"))
@@ -333,7 +344,8 @@ def _legend(parts: list[Part], available: int, terminal: Terminal) -> list[str]:
     return [*lines, f"        {last}"]
 
 
-def _model_row(name: str, model: Fields) -> list[str]:
+def model_row(name: str, model: Fields) -> list[str]:
+    """A model in the columns of a table."""
     state = str(model.get("state") or "?")
     sign = _STATES.get(state, ("?", ()))[0]
     predicted, measured = figure(model.get("memory")), figure(model.get("measured"))
@@ -345,7 +357,7 @@ def _model_row(name: str, model: Fields) -> list[str]:
 
 
 def _catalog_row(listed: Fields, model: Fields) -> list[str]:
-    name, state, memory, *_ = _model_row(plain(listed.get("id") or "?"), model)
+    name, state, memory, *_ = model_row(plain(listed.get("id") or "?"), model)
     context = figure(fields(listed.get("meta")).get("n_ctx"))
     aliases = listed.get("aliases")
     called = (
@@ -366,13 +378,16 @@ def _coloured(line: str, model: Fields, terminal: Terminal) -> str:
 
 def _draw_lanes(lanes: Fields, terminal: Terminal) -> list[str]:
     columns = [Column("LANE"), *(Column(title, right=True) for title in ("QUEUED", "RUNNING", "OLDEST WAIT"))]
-    rows: list[list[str]] = []
-    for name, lane in lanes.items():
-        oldest = figure(fields(lane).get("oldest_wait_ms"))
-        counts = [str(figure(fields(lane).get(key))) for key in ("queued", "running")]
-        rows.append([plain(name), *counts, format_millis(oldest) if oldest else "-"])
+    rows = [lane_row(plain(name), fields(lane)) for name, lane in lanes.items()]
     head, *drawn = terminal.table(columns, rows)
     return [terminal.mark(head, "bold"), *drawn]
+
+
+def lane_row(name: str, lane: Fields) -> list[str]:
+    """A lane in the columns of a table."""
+    oldest = figure(lane.get("oldest_wait_ms"))
+    counts = [str(figure(lane.get(key))) for key in ("queued", "running")]
+    return [name, *counts, format_millis(oldest) if oldest else "-"]
 
 
 def _draw_programs(programs: Fields, terminal: Terminal) -> list[str]:
@@ -416,7 +431,8 @@ def _draw_spools(spools: Fields, terminal: Terminal) -> list[str]:
     return lines
 
 
-def _request_row(request: Fields) -> list[str]:
+def request_row(request: Fields) -> list[str]:
+    """A request in the columns of a table."""
     waited, position = request.get("waited_ms"), request.get("position")
     forecast = request.get("starts_in_ms")
     return [

@@ -16,7 +16,7 @@ __all__ = ["Column", "Part", "Terminal", "plain"]
 
 _CODES = {
     "bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "blue": "34", "magenta": "35",
-    "cyan": "36",
+    "cyan": "36", "reverse": "7",
 }  # fmt: skip
 
 #: Bars and marks need a terminal that can show them.
@@ -97,6 +97,11 @@ class Terminal:
         buffer = self._out.buffer
         buffer.write(content if content.endswith(b"\n") else content + b"\n")
         buffer.flush()
+
+    def frame(self, lines: Sequence[str]) -> None:
+        """Draws a whole screen over the one before, without a flicker."""
+        self._out.write("\x1b[H" + "\x1b[K\n".join(self._spelled(line) for line in lines) + "\x1b[K\x1b[J")
+        self._out.flush()
 
     def note(self, text: str) -> None:
         """Prints a message that is not a result; nothing with --quiet."""

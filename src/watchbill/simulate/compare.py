@@ -16,6 +16,7 @@ from watchbill.core.policy import POLICIES, Policy
 from watchbill.simulate.exhaustive import Exhaustive
 from watchbill.simulate.report import ClassFigures, Report
 from watchbill.simulate.scenario import Scenario
+from watchbill.simulate.timeline import Timeline
 
 __all__ = ["CONTENDERS", "Contender", "average", "contender_of", "run", "run_seeds"]
 
@@ -49,13 +50,22 @@ def contender_of(name: str, rules: PolicyRules) -> Contender:
     return CONTENDERS.get(name) or Contender(name, partial(make_policy, rules))
 
 
-def run(scenario: Scenario, contender: Contender, seed: int, rules: PolicyRules | None = None) -> Report:
-    """One run of one policy, until every request has an answer."""
+def run(
+    scenario: Scenario,
+    contender: Contender,
+    seed: int,
+    rules: PolicyRules | None = None,
+    timeline: Timeline | None = None,
+) -> Report:
+    """One run of one policy, until every request has an answer. A timeline notes what happens."""
     world = scenario.world(seed, policy=contender.make(), endless=contender.endless, rules=rules)
+    world.observer = None if timeline is None else timeline.see
     world.run(scenario.duration_ms)
     ends = max(TAIL_RUNS_MAX * scenario.duration_ms, TAIL_MS_MIN)
     while world.open and world.now < ends:
         world.run(world.now + TAIL_STEP_MS)
+    if timeline is not None:
+        timeline.close()
     return Report.of(world, scenario.bound_ms)
 
 

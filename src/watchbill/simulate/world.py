@@ -72,6 +72,7 @@ class World:
         self.open: dict[str, Caller] = {}
         self.tally = Tally()
         self.steps = 0
+        self.observer: Callable[[World], None] | None = None  # sees the world after each step
         self.look_every_ms: float = LOOK_EVERY_MS
         # Whether background answers are never continued: one that has begun runs to its end.
         self.streams = False
@@ -135,6 +136,8 @@ class World:
         for action in actions:
             self._acts[type(action)](action)
         self.judge.after(actions)
+        if self.observer is not None:
+            self.observer(self)
 
     def happens(self, chance: float) -> bool:
         """Whether a fault happens."""
