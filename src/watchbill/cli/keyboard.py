@@ -9,7 +9,7 @@ import os
 import re
 import select
 import termios
-from collections.abc import Iterator
+from collections.abc import Generator
 from typing import TextIO
 
 __all__ = ["Keyboard", "cut", "whole_screen"]
@@ -62,7 +62,8 @@ class Keyboard:
             raise EOFError from error
         if not content:
             raise EOFError
-        return [_NAMES.get(key, key) for key in _KEY.findall(content.decode("utf-8", "replace"))]
+        found: list[str] = _KEY.findall(content.decode("utf-8", "replace"))
+        return [_NAMES.get(key, key) for key in found]
 
     def close(self) -> None:
         """Gives the descriptors back."""
@@ -71,7 +72,7 @@ class Keyboard:
 
 
 @contextlib.contextmanager
-def whole_screen(source: int, out: TextIO) -> Iterator[None]:
+def whole_screen(source: int, out: TextIO) -> Generator[None]:
     """Single keys without echo, on a screen of its own."""
     before = termios.tcgetattr(source)
     changed = termios.tcgetattr(source)

@@ -50,7 +50,7 @@ def watch(*, common: Common = _DEFAULTS) -> int:
     cockpit.look()  # a daemon that is not there is an error, not an empty screen
     keyboard = Keyboard(sys.stdin.fileno())
     before = signal.set_wakeup_fd(keyboard.waker)  # a change of the window's size redraws at once
-    signal.signal(signal.SIGWINCH, lambda *_: None)
+    signal.signal(signal.SIGWINCH, _ignore)
     try:
         with whole_screen(sys.stdin.fileno(), sys.stdout):
             cockpit.run(keyboard)
@@ -59,6 +59,10 @@ def watch(*, common: Common = _DEFAULTS) -> int:
     finally:
         signal.set_wakeup_fd(before)
     return 0
+
+
+def _ignore(number: int, frame: object) -> None:
+    """The byte that the signal writes is all that is needed."""
 
 
 class _Cockpit:

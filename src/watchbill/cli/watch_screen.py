@@ -20,6 +20,7 @@ from watchbill.cli.status import (
     lane_row,
     model_row,
     request_row,
+    rows_of,
 )
 from watchbill.cli.terminal import Column, Terminal, plain
 
@@ -158,8 +159,7 @@ def _keys(view: View) -> str:
 
 
 def _alerts(picture: Picture) -> list[Fields]:
-    found = picture.status.get("alerts")
-    return [fields(each) for each in found] if isinstance(found, list) else []  # pyright: ignore[reportUnknownVariableType]
+    return rows_of(picture.status.get("alerts"), "alerts")
 
 
 def _pane(picture: Picture, view: View, terminal: Terminal, room: int) -> list[str]:
