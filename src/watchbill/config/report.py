@@ -125,8 +125,6 @@ def _meant(path: KeyPath, expected: str, value: object) -> str:
     elif expected == "a whole number" and isinstance(value, str):
         found = _WHOLE.fullmatch(value.strip())
         spelled = str(int(found[1]) * (1024 if found[2] else 1)) if found else None
-    elif expected == "a text" and isinstance(value, int | float) and not isinstance(value, bool):
-        spelled = spell_value(str(value))
     elif expected == "a list" and isinstance(value, str) and value.isprintable():
         spelled = spell_value([value[:_SHOWN_CHARS]])
     return f"write {key.name} = {spelled}" if key and spelled else ""
