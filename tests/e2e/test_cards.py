@@ -145,6 +145,7 @@ def test_without_a_config_models_go_to_a_card_that_has_room(place: Place, gguf_f
     llama_server_for_cards(place)
     models = place.root / "models"
     models.mkdir(parents=True)
+    (models / "half.gguf").write_bytes(gguf_files.chat("3MB").read_bytes()[:-500])
     (models / "one.gguf").write_bytes(gguf_files.chat("3MB").read_bytes())
     daemon = place.begin()
     daemon.wait_ready()

@@ -588,6 +588,9 @@ async def test_the_operators_door() -> None:
         assert (await opened.ask("/wb/v1/explain?model=a")).status == 200
         unknown = await opened.ask("/wb/v1/explain?model=none")
         assert unknown.status == 404 and b"there are: a, b/with:slash" in unknown.body
+        assert b"did you mean" not in unknown.body
+        near = await opened.ask("/wb/v1/explain?model=b%2Fwith:slsh")
+        assert near.status == 404 and b"did you mean b/with:slash? there are: a" in near.body
         assert (await opened.ask("/wb/v1/requests")).json == {"requests": []}
         assert b"watchbill_" in (await opened.ask("/metrics")).body
         assert (await opened.ask("/wb/v1/config/reload", {})).status == 404

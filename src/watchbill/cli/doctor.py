@@ -140,13 +140,11 @@ def check_cards(path: Path | None, root: Root) -> list[Finding]:
         return []
     library = Library.of(root.models, loaded.catalog, is_default=loaded.file is None)
     placing = find_places(library.catalog, None)
-    library.place_with(placing)
-    catalog = library.catalog
     findings = [Finding("cards", Health.WARN, note) for note in placing.notes]
     if unused := placing.unused():
         told = f"{unused['cards']} is not used: {unused['why']}"
         return [*findings, Finding("cards", Health.WARN, told, unused["mend"])]
-    return [*findings, *(Finding("cards", Health.OK, line) for line in placing.told(catalog))]
+    return [*findings, *(Finding("cards", Health.OK, f"found {card}") for card in placing.cards)]
 
 
 def check_root(root: Root) -> list[Finding]:

@@ -59,7 +59,8 @@ class Placing:
     """The cards of this machine, and where models were placed. Does no I/O but in `learn`."""
 
     cards: tuple[Card, ...] = ()
-    on_processor: Mapping[str, OnProcessor] = field(default_factory=dict[str, OnProcessor])  # by engine
+    computing: frozenset[str] = frozenset()  # engines that compute on cards
+    on_processor: Mapping[str, OnProcessor] = field(default_factory=dict[str, OnProcessor])  # the others
     locks: CardLocks = field(default_factory=CardLocks)
     notes: list[str] = field(default_factory=list[str])  # what a person should know about cards
     _sizes: dict[str, int] = field(default_factory=dict[str, int])
@@ -83,18 +84,17 @@ class Placing:
                 memory = MappingProxyType({card: sum(model.memory.values())} if model.memory else {})
                 moved[model.name] = replace(model, devices=(card,), memory=memory)
         self._chosen = {name: model.devices[0] for name, model in moved.items()}
-        if not moved:
+        if not self.cards or not self.computing:
             return catalog
-        named = {card.device.name: card.device for card in self.cards}
         return replace(
             catalog,
             models={name: moved.get(name, model) for name, model in catalog.models.items()},
-            devices={**catalog.devices, **{name: each for name, each in named.items() if filled[name]}},
+            devices={**catalog.devices, **{card.device.name: card.device for card in self.cards}},
         )
 
     def unused(self) -> dict[str, str] | None:
-        """The cards that no engine at hand computes on, and what to do about it; for a catalog that was placed."""
-        if not self.cards or not self.on_processor or self._chosen:
+        """The cards that no engine at hand computes on, and what to do about it."""
+        if not self.cards or not self.on_processor or self.computing:
             return None
         listed, (_, first) = ", ".join(map(str, self.cards)), next(iter(self.on_processor.items()))
         return {"cards": listed, "why": first.why, "mend": first.mend}
@@ -105,7 +105,8 @@ class Placing:
         for card in self.cards:
             here = [name for name, device in self._chosen.items() if device == card.device.name]
             lines.append(f"found {card}" + (f"; {_listed(here)} {_go(here)} there" if here else ""))
-        large = [model.name for model in self._movable(catalog) if model.name not in self._chosen]
+        known = (model.name for model in self._movable(catalog) if model.name in self._sizes)
+        large = [name for name in known if name not in self._chosen]
         if self.cards and large:
             lines.append(f"{_listed(large)} {_go(large)} to the machine's memory: no card has room for it")
         return lines
@@ -116,7 +117,7 @@ class Placing:
             model
             for model in catalog.models.values()
             if not model.is_placed and model.devices == (RAM,) and not model.asleep and model.name not in kept
-            and catalog.engines[model.engine].driver == _LLAMACPP and model.engine not in self.on_processor
+            and catalog.engines[model.engine].driver == _LLAMACPP and model.engine in self.computing
             and model.copy_of is None
         ]  # fmt: skip
 
@@ -149,13 +150,14 @@ def find_places(catalog: Catalog, owner: str | None) -> Placing:
         model.engine for model in catalog.models.values() if not model.is_placed or model.devices != (RAM,)
     }
     if placing.cards:
-        asked = (
+        asked = [
             rules for rules in catalog.engines.values() if rules.name in used and rules.driver == _LLAMACPP
-        )
+        ]
         placing.on_processor = {
             rules.name: found for rules in asked if (found := why_no_card(rules)) is not None
         }
-    if placing.on_processor:
+        placing.computing = frozenset(rules.name for rules in asked) - set(placing.on_processor)
+    if not placing.computing:
         placing.locks.release()  # another process may have more luck with them
     return placing
 
