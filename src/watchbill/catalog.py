@@ -141,7 +141,6 @@ class Model:
     source: str | None = None  # an absolute path, or the engine's own name for the model
     memory: Mapping[str, Bytes] = field(default_factory=lambda: MappingProxyType({}))  # declared, per device
     devices: tuple[str, ...] = (RAM,)
-    is_placed: bool = True  # False: nobody has said where it goes, and a card with room may take it
     aliases: tuple[str, ...] = ()
     permanent: bool = False
     shared: bool = False  # copied from its engine: routed to, never managed
@@ -186,6 +185,7 @@ class Model:
     where: Tier = Tier.LOCAL
     site: str | None = None  # the tier of the config that serves it; None: this machine
     copy_of: str | None = None  # the model that it serves for, under the same name at its site
+    is_placed: bool = True  # False: nobody has said where it goes, and a card with room may take it
 
 
 @dataclass(frozen=True, slots=True)

@@ -244,6 +244,7 @@ webhook = "http://127.0.0.1:9999/"
 
 #: Fields of the catalog that no key sets, and why.
 NOT_SET_BY_A_KEY = {
+    ("Model", "is_placed"): "whether `devices` is said",
     ("Server", "key_variables"): "the names behind `env:` of its keys",
     ("Model", "shared"): "copied from its engine",
     ("Model", "sleeps_when_told"): "copied from its driver",

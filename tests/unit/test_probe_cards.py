@@ -64,6 +64,9 @@ class Library:
         self.asked_uuids += 1
         return self.answer("uuid", f"GPU-{index}")
 
+    def nvmlDeviceGetName(self, index: object) -> object:
+        return self.answer("title", f"Card {index}")
+
     def nvmlDeviceGetMemoryInfo(self, _: object, version: int | None = None) -> object:
         if version is None:
             total = SimpleNamespace(total=self.memory.total, used=615 * MIB, free=self.memory.free)

@@ -497,7 +497,7 @@ def build_model(
         source=source,
         memory=MappingProxyType(memory_of(table)),
         devices=table.devices or (RAM,),
-        is_placed="devices" in table.model_fields_set,
+        is_placed="devices" in table.model_fields_set or engine.driver != "llamacpp",
         aliases=table.aliases,
         permanent=table.permanent,
         shared=engine.shared,

@@ -59,8 +59,16 @@ def _walk(loaded: Loaded, table: Table, path: KeyPath) -> Iterator[Entry]:
         elif _is_named_tables(table, key):
             inner += [((*at, name), each) for name, each in cast("dict[str, Table]", value).items()]
         elif _matters(loaded.document, table, at):
+            if (
+                at[0] == "models"
+                and key.name == "devices"
+                and not loaded.catalog.models[str(at[1])].is_placed
+            ):
+                value = None  # a card may take it: written down, they would be said
             spelled = None if value is None else key.spell(key.mask(value))
             yield Entry(at, spelled, not _is_said(loaded.raw, at), key.meaning)
+    if isinstance(table, Document) and _has(loaded.raw, ("devices", GPU_DEFAULTS)):
+        inner.append((("devices", GPU_DEFAULTS), table.unnamed_card))
     for at, each in inner:
         yield from _walk(loaded, each, at)
 
