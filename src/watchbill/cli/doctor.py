@@ -3,6 +3,7 @@
 Each check reads, changes nothing, and returns findings; none of them raises.
 """
 
+import contextlib
 import json as jsonlib
 import os
 import platform
@@ -138,8 +139,11 @@ def check_cards(path: Path | None, root: Root) -> list[Finding]:
         loaded = read(find_config(path, root), root=root.path)
     except ConfigError:  # the check of the config says so
         return []
-    library = Library.of(root.models, loaded.catalog, is_default=loaded.file is None)
-    placing = find_places(library.catalog, None)
+    catalog = loaded.catalog
+    with contextlib.suppress(OSError):  # whichever errno: the check of the root says so
+        if root.models.is_dir():
+            catalog = Library.of(root.models, catalog, is_default=loaded.file is None).catalog
+    placing = find_places(catalog, None)
     findings = [Finding("cards", Health.WARN, note) for note in placing.notes]
     if unused := placing.unused():
         told = f"{unused['cards']} is not used: {unused['why']}"

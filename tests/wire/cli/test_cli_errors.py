@@ -366,7 +366,7 @@ def test_a_reader_that_has_seen_enough_of_the_help_is_no_failure(command):
 
 def test_words_of_ollama_mean_the_commands_they_mean_there(alone):
     """The first ten minutes: `ls`, `serve` and `help` work, with their options."""
-    assert json.loads(alone("ls", "--json").stdout)["models"] == []
+    assert [each["name"] for each in json.loads(alone("ls", "--json").stdout)["models"]] == ["smollm2"]
     assert alone("serve", "--port", "99999").stderr == (
         "watchbill: 99999 is not a port; ports are 1 to 65535, and 0 picks one that is free\n"
     )
