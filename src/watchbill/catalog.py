@@ -514,6 +514,7 @@ class Catalog:
     batches: BatchRules = BatchRules()
     library: LibraryRules = LibraryRules()
     unnamed_card: Device = Device("gpu")  # what holds for a card that the config does not name
+    pinned: frozenset[str] = frozenset()  # models that are permanent by hand, not by the config
 
     @property
     def offered(self) -> dict[str, Model]:

@@ -5,12 +5,13 @@ from dataclasses import replace
 import pytest
 
 from support.worlds import ModelOf, WorldOf
-from watchbill.catalog import BackgroundTask, Device, RotationRules
+from watchbill.catalog import BackgroundTask, Device, RotationRules, WorkClass
 from watchbill.core import messages as m
 from watchbill.core.absence import Absence, Why, absence_of, describe
 from watchbill.core.model_state import Stage
 from watchbill.core.resources import GroupPlace, HostPlaces, ResidentPlaces
 from watchbill.runtime.explain import explain
+from watchbill.runtime.pins import with_pins
 from watchbill.runtime.views import rotation_view, status_view
 from watchbill.simulate.world import World
 from watchbill.steps import at_once
@@ -171,3 +172,26 @@ def test_status_tells_the_rotations_interval_and_next_turn(world_of: WorldOf, mo
     assert view == {
         "every_ms": 600_000, "interval_ms": 600_000, "next_ms": 540_000, "next_model": "A", "running": None,
     }  # fmt: skip
+
+
+def test_a_model_that_a_pin_keeps_out_names_the_pinned_model(world_of: WorldOf, model: ModelOf) -> None:
+    """RES-04: the refusal, status and explain say which model was pinned by hand, and how to let it go."""
+    world = world_of(model("P", 20), model("A", 8))
+    declared = world.catalog
+    world.reload(with_pins(declared, {"P"}))
+    world.run(5_000)
+    request = m.Request("1", "A", "chat", WorkClass.INTERACTIVE, 5_000, 60_000, 60_000)
+    refusal = next(each for each in world.core.step(m.Arrived(request), 5_000) if isinstance(each, m.Refuse))
+    hint = "P is pinned by hand: watchbill pin P --off makes room"
+    assert refusal.code == "never_fits" and refusal.message.endswith(hint)
+    assert str(told(world, "A")["reason"]).endswith(hint)
+    assert str(explain(world.core, request, 5_000)["absent_because"]).endswith(hint)
+    world.reload(with_pins(declared, ()))
+    assert world.arrive("A", 300, lane="chat").state == "waiting"
+
+
+def test_a_pin_is_not_blamed_for_a_model_that_never_fits(world_of: WorldOf, model: ModelOf) -> None:
+    """RES-04: advice that would not help is not given."""
+    world = world_of(model("P", 2), model("A", 30))
+    world.reload(with_pins(world.catalog, {"P"}))
+    assert "pinned" not in str(told(world, "A")["reason"])

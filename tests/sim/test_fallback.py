@@ -74,12 +74,26 @@ def test_answers_that_are_far_off_switch_and_good_ones_switch_back() -> None:
         service.learn(1_000)
     service.learn(6_000)
     assert not service.is_off
+    service.learn(1_000)
+    assert service.likely_ms((), single=1.0) == service.ms < 1_600  # the mean hardly noticed it
     for _ in range(3):
         service.learn(20_000)
     assert service.is_off
-    for _ in range(20):
-        service.learn(20_000)
+    assert service.ms == 20_000
+    service.learn(20_000)
     assert not service.is_off
+
+
+def test_a_running_answer_that_is_far_too_long_counts_at_once() -> None:
+    """LANE-08: one may be an exception, and the next is expected in the middle; two are the new rule."""
+    service = MeanEstimate(5_000)
+    for _ in range(20):
+        service.learn(1_000)
+    assert service.likely_ms([2_900], single=0.5) == 1_000
+    assert service.likely_ms([9_000], single=0.5) == 5_000
+    assert service.likely_ms([9_000, 7_000], single=0.5) == 8_000
+    service.learn(9_000)
+    assert service.likely_ms([4_000], single=0.5) == 9_000  # it is expected to take as long as the last one
 
 
 @pytest.mark.parametrize("measured_ms", [900.0, 9_100.0])

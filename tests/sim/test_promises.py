@@ -7,12 +7,13 @@ for every class, and for callers who ask once as for loops.
 import random
 from collections import defaultdict
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from statistics import quantiles
 
 import pytest
 
+from support.worlds import make_model, make_world
 from watchbill.catalog import Catalog, Device, EngineRules, Lane, Model, PolicyRules, WorkClass
 from watchbill.core.messages import Footprint, Knowledge
 from watchbill.simulate.engine import TrueModel
@@ -31,6 +32,10 @@ LANES = {
     "person": Lane("person", WorkClass.INTERACTIVE, max_wait_ms=Millis(120_000)),
     "batch": Lane("batch", WorkClass.BACKGROUND, max_wait_ms=Millis(600_000), queue_max=10_000),
 }
+
+
+def _person(max_wait_ms: float) -> Lane:
+    return Lane("person", WorkClass.INTERACTIVE, max_wait_ms=Millis(int(max_wait_ms)))
 
 
 class Promised(World):
@@ -172,3 +177,46 @@ def test_the_traffic_of_the_table_gets_what_it_was_promised(name: str) -> None:
     assert found
     medians = {key: quartiles(each)[1] for key, each in found.items()}
     assert all(0.85 <= middle <= 1.2 for middle in medians.values()), medians
+
+
+# ------------------------------------------------------------------ answers that become slower
+
+
+def slower(seed: int, factor: int, slots: int) -> World:
+    """A model whose answers take `factor` times as long after a minute, and as much traffic as it can serve."""
+    answer_ms, change_ms = 400, 60_000
+    world = make_world(
+        make_model("A", concurrency=slots),
+        load_ms=2_000,
+        known_service_ms=answer_ms,
+        lanes={"person": _person(600_000)},
+    )
+    world.random.seed(seed)
+
+    def ask(times: int) -> None:
+        world.arrive("A", times * answer_ms * world.random.uniform(0.8, 1.2), lane="person")
+
+    when = 0.0
+    while when < change_ms + 12 * factor * answer_ms:
+        times = factor if when >= change_ms else 1
+        world.at(when, partial(ask, times))
+        when += world.random.expovariate(slots / (1.2 * times * answer_ms))
+    return world.run(when + 600_000)
+
+
+@pytest.mark.parametrize("slots", [1, 4])
+@pytest.mark.parametrize("factor", [5, 20])
+def test_forecasts_follow_answers_that_become_slower(factor: int, slots: int) -> None:
+    """LANE-08: after three of the slower answers, promises are kept again; they lagged for fifteen."""
+    found: list[float] = []
+    for seed in range(8):
+        for caller in slower(seed, factor, slots).explicit():
+            came = caller.request.arrived_at
+            if came < 60_000 + 3 * factor * 400 or caller.started_at is None or caller.forecast_ms is None:
+                continue
+            kept = caller.started_at - came
+            if max(kept, caller.forecast_ms) >= SHORT_MS:
+                found.append((kept + SHORT_MS) / (caller.forecast_ms + SHORT_MS))
+    assert len(found) > 30
+    low, middle, high = quartiles(found)
+    assert 0.75 <= middle <= 1.25 and low >= 0.6 and high <= 1.4, (low, middle, high)

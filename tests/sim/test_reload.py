@@ -280,12 +280,12 @@ def test_of_two_warm_models_that_are_put_into_one_group_one_leaves(world_of: Wor
 
 
 def test_work_class_is_kept_by_a_request_whose_lane_changes(world_of: WorldOf, model: ModelOf) -> None:
-    """LANE-02: what waits was promised the bound of the lane as it was."""
+    """LANE-02: what waits was promised the class of the lane as it was."""
     world = world_of(model("A"))
     world.arrive("A", 20_000, lane="chat")
     world.run(4_000)
     waiting = world.arrive("A", 300, lane="chat")
-    lanes = {**world.catalog.lanes, "chat": Lane("chat", WorkClass.BACKGROUND, max_wait_ms=Millis(1))}
+    lanes = {**world.catalog.lanes, "chat": Lane("chat", WorkClass.BACKGROUND, max_wait_ms=Millis(60_000))}
     world.reload(replace(world.catalog, lanes=lanes))
     world.run(60_000)
     assert waiting.outcome == "answered"
@@ -323,3 +323,45 @@ def test_a_running_answer_of_a_renamed_model_is_finished(
     later = world.arrive("B", 300, lane=lane)
     world.run(80_000)
     assert later.outcome == "answered" and not world.judge.broken
+
+
+# ------------------------------------------------------------------ lanes
+
+
+def with_max_wait(world: World, max_wait_ms: int) -> Catalog:
+    lane = replace(world.catalog.lanes["chat"], max_wait_ms=Millis(max_wait_ms))
+    return replace(world.catalog, lanes={**world.catalog.lanes, "chat": lane})
+
+
+@pytest.mark.parametrize(
+    ("reload_at", "max_wait_ms", "ends_at"), [(10_000, 20_000, 25_000), (40_000, 20_000, 40_000)]
+)
+def test_a_shorter_max_wait_holds_for_those_that_wait(
+    world_of: WorldOf, model: ModelOf, reload_at: int, max_wait_ms: int, ends_at: int
+) -> None:
+    """LANE-04: counted from their arrival, and never before the change. The request that runs goes on."""
+    world = world_of(model("A"), model("B"))
+    running = world.arrive("A", 100_000, lane="chat")
+    world.run(5_000)
+    waiting = world.arrive("A", 500, lane="chat")
+    world.run(reload_at)
+    assert (running.state, waiting.state) == ("running", "waiting")
+    world.reload(with_max_wait(world, max_wait_ms))
+    world.run(ends_at + 50)
+    assert waiting.outcome == m.Refusal.WAIT_EXCEEDED
+    assert waiting.ended_at is not None and abs(waiting.ended_at - ends_at) <= 5
+    assert running.state == "running"
+    assert not world.judge.broken
+
+
+def test_a_longer_max_wait_holds_for_new_requests(world_of: WorldOf, model: ModelOf) -> None:
+    """LANE-04: those that wait were promised the old one."""
+    world = world_of(model("A"), model("B"))
+    world.arrive("A", 300_000, lane="chat")
+    world.run(5_000)
+    waiting = world.arrive("A", 500, lane="chat")
+    world.reload(with_max_wait(world, 200_000))
+    late = world.arrive("A", 500, lane="chat")
+    world.run(66_000)
+    assert waiting.outcome == m.Refusal.WAIT_EXCEEDED
+    assert late.state == "waiting"

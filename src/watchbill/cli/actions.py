@@ -1,4 +1,4 @@
-"""Commands that change what the daemon does: `load`, `evict`, `cancel`, and `config reload`."""
+"""Commands that change what the daemon does: `load`, `evict`, `pin`, `cancel`, and `config reload`."""
 
 from typing import Annotated
 
@@ -11,7 +11,7 @@ from watchbill.cli.session import Session
 from watchbill.cli.status import fields
 from watchbill.limits import CLI_LOAD_TIMEOUT_S
 
-__all__ = ["cancel", "evict", "load", "reload"]
+__all__ = ["cancel", "evict", "load", "pin", "reload"]
 
 _DEFAULTS = Common()
 _Model = Annotated[str, Parameter(name="MODEL", help="The model's name, as `watchbill models` lists it.")]
@@ -67,6 +67,27 @@ def evict(
         session.terminal.note(
             f"{root.command('requests')} lists who waits; {root.command('cancel')} ID ends one"
         )
+
+
+def pin(
+    model: _Model,
+    /,
+    *,
+    off: Annotated[
+        bool,
+        Parameter(negative="", show_default=False, help="Let it go: it is no longer pinned."),
+    ] = False,
+    json: Json = False,
+    common: Common = _DEFAULTS,
+) -> None:
+    """Keep a model in memory until the daemon ends, or let it go.
+
+    A pinned model is like a permanent one of the config: it is loaded now, and nothing takes its place. --off ends
+    that; the model stays until its memory is needed.
+    """
+    session = common.session()
+    content = session.client.post(f"/wb/v1/models/{quoted(model)}/pin", {"pinned": not off})
+    _tell(session, content, f"{model} is {'no longer ' if off else ''}pinned", json=json)
 
 
 def cancel(

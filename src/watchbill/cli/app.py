@@ -48,6 +48,7 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
         "models": ("watchbill.cli.queries:models", "List the models that can be asked for."),
         "load": ("watchbill.cli.actions:load", "Load a model now and wait until it is warm."),
         "evict": ("watchbill.cli.actions:evict", "Take a model out of memory."),
+        "pin": ("watchbill.cli.actions:pin", "Keep a model in memory until the daemon ends, or let it go."),
         "stop": ("watchbill.cli.shelf:stop", "Take a model out of memory; its file stays."),
         "pull": ("watchbill.cli.pull:pull", "Fetch a model into ROOT/models."),
         "cp": ("watchbill.cli.shelf:copy", "Give a model another name; its file is not copied."),

@@ -48,7 +48,10 @@ class LaneTable(Table):
     )
     priority: Priority | None = Field(default=None, description="Of its requests; the model's otherwise.")
     max_wait: Duration | None = Field(
-        default=None, ge=1, description="From arrival to start: 2m in an interactive lane, 15m in another."
+        default=None,
+        ge=1,
+        description="From arrival to start: 2m in an interactive lane, 15m in another. After a reload a shorter one "
+        "holds for waiting requests too, counted from their arrival; a longer one for new requests.",
     )
     timeout: Duration | None = Field(
         default=None,

@@ -4,7 +4,8 @@ A model that is absent has exactly one reason; where several apply, the most las
 the journal and alerts all report the same one. A permanent model that does not fit raises an alert (RES-02, RES-04).
 """
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from watchbill.core.ledger import DeviceBook
@@ -15,7 +16,17 @@ from watchbill.core.resources import GroupPlace, HostPlaces, Needs, Places, Resi
 from watchbill.core.state import State
 from watchbill.units import format_bytes
 
-__all__ = ["Absence", "Missing", "Why", "absence_of", "constraint_text", "describe", "obstacle_of"]
+__all__ = [
+    "Absence",
+    "Missing",
+    "Why",
+    "absence_of",
+    "constraint_text",
+    "describe",
+    "obstacle_of",
+    "pins_before",
+    "pins_text",
+]
 
 
 class Why(StrEnum):
@@ -52,6 +63,7 @@ class Absence:
     cause: Cause | None = None  # why it left
     detail: str = ""  # in the words of an engine or a card
     left: Reason | str = ""  # the reason beside `cause`
+    pinned: tuple[str, ...] = ()  # models pinned by hand that keep it out for good
 
 
 def absence_of(state: State, model: ModelState, now: int) -> Absence | None:
@@ -67,7 +79,7 @@ def absence_of(state: State, model: ModelState, now: int) -> Absence | None:
     if not all(state.ledger.capacity_known(book.device.name) for book in state.ledger.books_of(model.needs)):
         return Absence(Why.UNREADABLE, model.first_device)
     if not state.can_ever_fit(model):
-        return _lacking(Why.NEVER_FITS, model.needs, room)
+        return replace(_lacking(Why.NEVER_FITS, model.needs, room), pinned=pins_before(state, model))
     if (obstacle := obstacle_of(state, model, now)) is not None:
         return obstacle
     if model.is_evicted_by_hand:
@@ -82,6 +94,26 @@ def absence_of(state: State, model: ModelState, now: int) -> Absence | None:
     if model.left is not None:
         return Absence(Why.LEFT, cause=model.left, left=model.leaving_why)
     return Absence(Why.UNUSED)
+
+
+def pins_before(state: State, model: ModelState) -> tuple[str, ...]:
+    """The models pinned by hand without which this one would fit."""
+    pins = [
+        s
+        for s in state.managed
+        if s is not model and s.name in state.catalog.pinned and not s.needs.keys().isdisjoint(model.needs)
+    ]
+    fits = bool(pins) and state.ledger.fits_ever(model.needs, state.permanents(model, *pins))
+    return tuple(s.name for s in pins) if fits else ()
+
+
+def pins_text(pins: Sequence[str]) -> str:
+    """Advice on models that were pinned by hand, for the end of a sentence."""
+    if not pins:
+        return ""
+    commands = " and ".join(f"watchbill pin {name} --off" for name in pins)
+    who = f"{pins[0]} is" if len(pins) == 1 else f"{', '.join(pins)} are"
+    return f"; {who} pinned by hand: {commands} makes room"
 
 
 def obstacle_of(state: State, model: ModelState, now: int) -> Absence | None:
@@ -133,11 +165,13 @@ def describe(absence: Absence) -> str:
         case Why.FAILED | Why.SILENT:
             return absence.detail
         case Why.NEVER_FITS if absence.places is not None:
-            return f"it can never be loaded on {_where(absence.places)}: {_taken(absence.places)} by a permanent model"
+            taken = f"it can never be loaded on {_where(absence.places)}: {_taken(absence.places)}"
+            return f"{taken} by a permanent model{pins_text(absence.pinned)}"
         case Why.NEVER_FITS:
             return (
                 f"it needs {needed} of {device}, where {room} is all there is beside permanent models; "
                 f"give it a smaller context, or {device} more capacity or a smaller reserve"
+                + pins_text(absence.pinned)
             )
         case Why.NO_ROOM if absence.places is not None:
             return f"it waits for {_where(absence.places)}: {_taken(absence.places)}"

@@ -18,6 +18,7 @@ from enum import Enum
 from msgspec.structs import replace
 
 from watchbill.catalog import LATEST_WINS, Lane, WorkClass
+from watchbill.core.absence import pins_before, pins_text
 from watchbill.core.companions import CompanionSet, total_needs
 from watchbill.core.forecast import can_forecast
 from watchbill.core.messages import Admit, Arrived, JournalEvent, Left, Refusal, Request, SiteSpent
@@ -190,9 +191,8 @@ class Admission:
             f"{sum(k.get(resource, 0) for k in kept):,} of permanent models is all there is"
             for resource, amount in model.needs.items()
         ]
-        return (
-            "; ".join(parts) + "; give it a smaller context, or the device more capacity or a smaller reserve"
-        )
+        advice = "; give it a smaller context, or the device more capacity or a smaller reserve"
+        return "; ".join(parts) + advice + pins_text(pins_before(self._state, model))
 
     def _supersede(self, request: Request) -> None:
         """LANE-03: in a latest-wins lane the newest request replaces the waiting one, which is told at once."""

@@ -7,9 +7,10 @@ prompts, so they are an exponentially weighted mean.
 
 import math
 from collections import deque
+from collections.abc import Iterable
 from statistics import median
 
-__all__ = ["ArrivalRate", "Context", "MeanEstimate", "MedianEstimate"]
+__all__ = ["OFF_FACTOR", "ArrivalRate", "Context", "MeanEstimate", "MedianEstimate"]
 
 #: Number of measurements in a median.
 MEDIAN_WINDOW = 9
@@ -57,14 +58,19 @@ class MedianEstimate:
 
 
 class MeanEstimate:
-    """A duration that varies around a mean."""
+    """A duration that varies around a mean.
 
-    __slots__ = ("_row", "count", "ms")
+    A few far longer measurements in a row are no chance: they are the new mean, and the older ones are forgotten.
+    """
+
+    __slots__ = ("_row", "_row_ms", "_usual_ms", "count", "ms")
 
     def __init__(self, guess_ms: float) -> None:
         self.ms = max(1.0, guess_ms)
         self.count = 0  # of measurements
         self._row = 0  # how many in a row were far longer than predicted
+        self._row_ms = 0.0  # their sum
+        self._usual_ms = self.ms  # the mean before them
 
     @property
     def is_guess(self) -> bool:
@@ -81,12 +87,41 @@ class MeanEstimate:
         # Comparisons instead of max(): this runs for every answer.
         predicted = self.ms
         count = self.count = self.count + 1
-        if measured_ms > OFF_FACTOR * predicted and count > 1:
+        if not self._row:
+            self._usual_ms = predicted
+        if measured_ms > OFF_FACTOR * self._usual_ms and count > 1:
             self._row += 1
-        else:
-            self._row = 0
+            self._row_ms += measured_ms
+            if self._row >= LONG_IN_A_ROW:
+                self.ms, self.count = self._row_ms / self._row, self._row
+                self._usual_ms = self.ms
+                return
+        elif self._row:
+            self._row, self._row_ms = 0, 0.0
         off_ms = (measured_ms if measured_ms > 1 else 1.0) - predicted
         self.ms = predicted + (MEAN_WEIGHT_MIN if count >= MEAN_COUNT else 1 / count) * off_ms
+
+    def likely_ms(self, running_ms: Iterable[float], *, single: float) -> float:
+        """The duration to expect now, where some have been running for these times and are not over.
+
+        One far longer than predicted may be the first of many or the only one, and `single` is its weight. Two are the
+        new rule, whether they are over or not.
+        """
+        late = [ms for ms in running_ms if self._is_long(ms)]
+        count = self._row + len(late)
+        if not count or self._row >= LONG_IN_A_ROW or self.is_guess:
+            return self.ms
+        usual_ms = self._row_ms / self._row if self._row else 0.0
+        long_ms = (self._row_ms + sum(max(usual_ms, ms) for ms in late)) / count
+        weight = single if count == 1 else 1.0
+        return max(self.ms, self.ms + weight * (long_ms - self.ms))
+
+    def is_doubtful(self, running_ms: Iterable[float]) -> bool:
+        """Whether the last one, or one that is running, takes far longer than predicted."""
+        return 0 < self._row < LONG_IN_A_ROW or any(map(self._is_long, running_ms))
+
+    def _is_long(self, running_ms: float) -> bool:
+        return running_ms > OFF_FACTOR * (self._usual_ms if self._row else self.ms)
 
 
 def _is_off(ratio: float) -> bool:

@@ -49,6 +49,8 @@ class Room(NamedTuple):
     kept: Sequence[ModelState]
 
 
+#: A single answer that takes far longer than usual may be the first of many: the next one is expected in the middle.
+LONG_SHARE = 0.5
 #: The forecast of a request that can start now, and a stand-in where `can_forecast` is False.
 NOW = Forecast(0.0, False)
 
@@ -97,13 +99,15 @@ def _until_slot(model: ModelState, ahead: int, running: int, request: Request, n
     rounds, place = divmod(ahead, slots)
     if not rounds and place < slots - running:
         return NOW
-    round_ms = model.service.ms * model.batch_factor(slots)
+    usual_ms = model.service.ms * model.batch_factor(slots)
+    round_ms = model.likely_ms(now, single=LONG_SHARE) * model.batch_factor(slots)
     left = sorted(_left_ms(r, round_ms, request, now) for r in model.running.values()) if running else []
     left += [round_ms] * (running - len(left))  # cut runs that the engine still works on
     free = max(0, slots - running)
     slot_ms = rounds * round_ms + ([0.0] * free + left)[place]
-    is_late = any(now - r.since > round_ms for r in model.running.values())
-    return Forecast(slot_ms, is_late or (slot_ms > 0 and model.service.is_guess))
+    is_late = any(now - r.since > usual_ms for r in model.running.values())
+    is_unsure = model.service.is_guess or model.service.is_doubtful(())
+    return Forecast(slot_ms, is_late or (slot_ms > 0 and is_unsure))
 
 
 def _left_ms(running: Running, usual_ms: float, request: Request, now: int) -> float:
@@ -184,10 +188,11 @@ class _Arrival:
         leaving = (s.drain_ms(self.now) for s in self.state.managed if s.leaving_for == target.plan_for)
         return max(leaving, default=0.0)
 
-    @staticmethod
-    def _until_dry(model: Candidate) -> float:
+    def _until_dry(self, model: Candidate) -> float:
         """Until a model has no more work."""
-        return model.service_of(len(model.running) + len(model.line))
+        serving = model.serving
+        longer = serving.likely_ms(self.now) / serving.service.ms
+        return longer * model.service_of(len(model.running) + len(model.line))
 
     def _until_room(self, model: Candidate) -> Forecast:
         """Until there is room: 0 when it fits, otherwise until the first possible victims are gone."""

@@ -12,7 +12,7 @@ from enum import Enum, StrEnum
 from msgspec import Struct
 
 from watchbill.catalog import Model, PolicyRules, WorkClass
-from watchbill.core.estimate import ArrivalRate, Context, MeanEstimate, MedianEstimate
+from watchbill.core.estimate import OFF_FACTOR, ArrivalRate, Context, MeanEstimate, MedianEstimate
 from watchbill.core.line import Line
 from watchbill.core.messages import (
     LULL_MS,
@@ -698,13 +698,24 @@ class ModelState(Candidate):
     # ------------------------------------------------------------------ durations
 
     def _learn_beside(self, taken_ms: float, beside: int) -> None:
-        """Learns from an answer among others. What they cost it goes into the slow-down, not into the mean."""
-        service = self.service
-        if service.count:
-            slots = self.spec.concurrency
+        """Learns from an answer among others. What they cost it goes into the slow-down, not into the mean.
+
+        One that is long though it ran beside others is long by itself, and says nothing about them.
+        """
+        service, slots = self.service, self.spec.concurrency
+        if service.count and taken_ms <= OFF_FACTOR * slots * service.ms:
             seen = (taken_ms / service.ms - 1) / ((beside if beside < slots else slots) - 1 or 1)
             self.slowdown += SLOWDOWN_WEIGHT * ((0.0 if seen < 0 else min(1.0, seen)) - self.slowdown)
         service.learn(taken_ms / self.batch_factor(beside))
+
+    def ages(self, now: int) -> list[float]:
+        """How long its answers have been running, each as if it ran alone."""
+        factor = self.batch_factor(len(self.running))
+        return [(now - running.since) / factor for running in self.running.values()]
+
+    def likely_ms(self, now: int, *, single: float = 0.0) -> float:
+        """How long an answer is likely to take now: answers that run for far longer than usual count at once."""
+        return self.service.likely_ms(self.ages(now), single=single)
 
     @property
     def next_load_ms(self) -> float:

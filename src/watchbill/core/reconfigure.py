@@ -4,7 +4,7 @@ Unchanged models are not affected. A new one is added. Where only keys changed t
 model takes them over and stays warm (`EFFECTS` is the table). Any other change, or a removal, closes the model like a
 victim, and it is replaced or forgotten when its memory is back. A model that is put back into the config before that
 is not removed. Requests that wait for a changed model keep their place. Those that wait for a removed one are moved
-or refused by `admission` before the model is forgotten.
+or refused by `admission` before the model is forgotten. A shorter max_wait of a lane holds for those that wait, too.
 
 A changed key restarts a model only if the running process, its address or its memory would differ. Every other key is
 read by Watchbill itself, and takes effect while the model stays warm.
@@ -15,7 +15,9 @@ from dataclasses import fields
 from enum import Enum
 from operator import attrgetter
 
-from watchbill.catalog import Catalog, Model
+from msgspec import structs
+
+from watchbill.catalog import Catalog, Lane, Model
 from watchbill.core.messages import Footprint, Knowledge, Reconfigured
 from watchbill.core.model_state import STAYING, Candidate, ModelState, Stage
 from watchbill.core.state import State
@@ -35,7 +37,9 @@ class Reconfigure:
         """Takes the new catalog over. Models that changed while in memory follow when they have left it."""
         state, self.is_settled = self._state, False
         self._known = event.known
+        lanes = state.catalog.lanes
         state.declare(event.catalog)
+        self._shorten(lanes, now)
         state.ledger.reconfigure(event.catalog)
         state.remeasured()
         for name, model in list(state.models.items()):
@@ -51,6 +55,28 @@ class Reconfigure:
         state.add((spec, self._known_of(name)) for name, spec in specs if name not in state.models)
         state.reorder()
         self.settle()
+
+    def _shorten(self, before: Mapping[str, Lane], now: int) -> None:
+        """Applies a shorter max_wait to those that wait already, counted from their arrival.
+
+        A request whose new bound is over ends now. A longer one holds for new requests only: the callers that wait were
+        promised the old one. A caller's own deadline stays, and so does the bound of a request that had a turn.
+        """
+        state, lanes = self._state, self._state.catalog.lanes
+        shorter = {
+            name: lane.max_wait_ms
+            for name, lane in lanes.items()
+            if (old := before.get(name)) is not None and lane.max_wait_ms < old.max_wait_ms
+        }
+        for line in state.lines() if shorter else ():
+            for request_id in line.line.ids():
+                request, due = line.line.get(request_id), line.line.due_of(request_id)
+                max_wait_ms = shorter.get(request.lane, request.max_wait_ms)
+                if max_wait_ms >= request.max_wait_ms or due != request.arrived_at + request.max_wait_ms:
+                    continue
+                state.withdraw(line, request_id)
+                sooner = max(now, request.arrived_at + max_wait_ms)
+                state.join(line, structs.replace(request, max_wait_ms=max_wait_ms), sooner)
 
     def _known_of(self, name: str) -> Knowledge:
         return self._known.get(name) or Knowledge(Footprint({}))

@@ -23,7 +23,7 @@ def with_pins(catalog: Catalog, pinned: Collection[str]) -> Catalog:
         name: replace(model, permanent=True) if name in pinned else model
         for name, model in catalog.models.items()
     }
-    return replace(catalog, models=models)
+    return replace(catalog, models=models, pinned=frozenset(pinned))
 
 
 def check_pin(state: State, name: str, pinned: Collection[str]) -> None:

@@ -15,6 +15,8 @@ QUOTED = "lab%2FQwen%202.5%3Fx%3D1%23%C3%BC"
         (["load", HARD], ("POST", f"/wb/v1/models/{QUOTED}/load"), {}),
         (["evict", HARD], ("POST", f"/wb/v1/models/{QUOTED}/evict"), {"force": False}),
         (["evict", HARD, "--force"], ("POST", f"/wb/v1/models/{QUOTED}/evict"), {"force": True}),
+        (["pin", HARD], ("POST", f"/wb/v1/models/{QUOTED}/pin"), {"pinned": True}),
+        (["pin", HARD, "--off"], ("POST", f"/wb/v1/models/{QUOTED}/pin"), {"pinned": False}),
         (["cancel", "r-1"], ("DELETE", "/wb/v1/requests/r-1"), None),
     ],
 )
