@@ -163,6 +163,7 @@ def changed(model: Model) -> dict[str, Model]:
         "capture": "spool", "sleep_ms": Millis(9_000), "sleeps_when_told": True, "asleep": {"gpu:0": Bytes(1)},
         "quota": Bytes(9 * 10**9), "url": "http://127.0.0.1:1", "unit": "x.service", "image": "x",
         "writes_here": False, "private": True, "where": Tier.BURST, "site": "box", "copy_of": "B",
+        "is_placed": False,
         "abilities": frozenset({"tools"}),
     }  # fmt: skip
     return {name: replace(model, **{name: value}) for name, value in other.items()}  # type: ignore[arg-type]
@@ -189,6 +190,7 @@ def test_every_key_of_a_model_says_what_its_change_does() -> None:
         "where",
         "site",
         "copy_of",
+        "is_placed",
     }  # copied from the engine, or from a tier
     assert set(SEEN_BY) <= set(EFFECTS)
 

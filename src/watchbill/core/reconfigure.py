@@ -162,6 +162,7 @@ EFFECTS: Mapping[str, Effect] = {
     "engine": Effect.RESTART,
     "source": Effect.RESTART,
     "devices": Effect.RESTART,
+    "is_placed": Effect.AT_ONCE,  # where it goes is its devices
     "shared": Effect.RESTART,
     "writes_here": Effect.RESTART,
     "context": Effect.RESTART,
