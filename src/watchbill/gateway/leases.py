@@ -23,13 +23,13 @@ __all__ = ["LeasesApi"]
 class LeasesApi:
     """Serves /wb/v1/leases."""
 
-    def __init__(self, gateway: "Services") -> None:
-        self._gateway = gateway
+    def __init__(self, services: "Services") -> None:
+        self._services = services
 
     async def ask(self, context: RequestContext) -> Response:
         """POST /wb/v1/leases with {"model"}: a lease for a model, if there may be one now."""
-        peer, driver = _peer(context), self._gateway.driver
-        asked = await read_object(context, self._gateway)
+        peer, driver = _peer(context), self._services.driver
+        asked = await read_object(context, self._services)
         name = asked.get("model")
         if not isinstance(name, str) or not name:
             raise RequestError("say which model")
@@ -48,14 +48,14 @@ class LeasesApi:
 
     async def renew(self, context: RequestContext) -> Response:
         """POST /wb/v1/leases/{id}/renew: the peer lives."""
-        id, driver = context.request.match["id"], self._gateway.driver
+        id, driver = context.request.match["id"], self._services.driver
         driver.renew_lease(_peer(context).name, id)
         return json_response({"id": id, "lasts_ms": LEASE_MS, "renew_ms": RENEW_MS}, context.lines())
 
     async def end(self, context: RequestContext) -> Response:
         """DELETE /wb/v1/leases/{id}: what still runs under it is cut."""
         id = context.request.match["id"]
-        self._gateway.driver.end_lease(_peer(context).name, id)
+        self._services.driver.end_lease(_peer(context).name, id)
         return json_response({"id": id, "message": "given back"}, context.lines())
 
 

@@ -25,55 +25,55 @@ _HOUR_MS = 3_600_000
 class MaintenanceApi:
     """Serves /wb/v1/maintenance."""
 
-    def __init__(self, gateway: "Services") -> None:
-        self._gateway = gateway
+    def __init__(self, services: "Services") -> None:
+        self._services = services
 
     async def start(self, context: RequestContext) -> Response:
         """POST /wb/v1/maintenance with {"device", "for", "pid"?, "hours"?}: returns when the device is empty."""
-        asked = await read_object(context, self._gateway)
-        device, why = _device(self._gateway, asked.get("device")), _reason(asked.get("for"), "maintenance")
+        asked = await read_object(context, self._services)
+        device, why = _device(self._services, asked.get("device")), _reason(asked.get("for"), "maintenance")
         pid, lasts_ms = _holder(asked)
-        said = await self._gateway.driver.claims.take(device, why, pid=pid, lasts_ms=lasts_ms)
+        said = await self._services.driver.claims.take(device, why, pid=pid, lasts_ms=lasts_ms)
         return json_response({"message": said, "device": device}, context.lines())
 
     async def renew(self, context: RequestContext) -> Response:
         """POST /wb/v1/maintenance/renew with {"device"}: the holder still lives."""
-        asked = await read_object(context, self._gateway)
-        device = _device(self._gateway, asked.get("device"))
-        self._gateway.driver.claims.renew_device(device)
+        asked = await read_object(context, self._services)
+        device = _device(self._services, asked.get("device"))
+        self._services.driver.claims.renew_device(device)
         return json_response({"message": f"{device} stays yours", "device": device}, context.lines())
 
     async def end(self, context: RequestContext) -> Response:
         """DELETE /wb/v1/maintenance?device=: permanent models return."""
-        device = _device(self._gateway, context.request.query.get("device"))
-        said = await self._gateway.driver.claims.give_back_device(device)
+        device = _device(self._services, context.request.query.get("device"))
+        said = await self._services.driver.claims.give_back_device(device)
         return json_response({"message": said, "device": device}, context.lines())
 
 
 class LoansApi:
     """Serves /wb/v1/loans."""
 
-    def __init__(self, gateway: "Services") -> None:
-        self._gateway = gateway
+    def __init__(self, services: "Services") -> None:
+        self._services = services
 
     async def listed(self, context: RequestContext) -> Response:
         """GET /wb/v1/loans: every loan by its id."""
-        return json_response({"loans": self._gateway.driver.claims.loans_view()}, context.lines())
+        return json_response({"loans": self._services.driver.claims.loans_view()}, context.lines())
 
     async def ask(self, context: RequestContext) -> Response:
         """POST /wb/v1/loans with {"memory", "device"?, "for"?, "pid"?, "hours"?, "evict_idle"?}: returns when granted.
 
         Without `device` the memory is that of the only device.
         """
-        asked = await read_object(context, self._gateway)
-        known = self._gateway.driver.catalog.devices
+        asked = await read_object(context, self._services)
+        known = self._services.driver.catalog.devices
         only = next(iter(known)) if len(known) == 1 else None
-        device, size = _device(self._gateway, asked.get("device", only)), _size(asked.get("memory"))
+        device, size = _device(self._services, asked.get("device", only)), _size(asked.get("memory"))
         pid, lasts_ms = _holder(asked)
         evict_idle = asked.get("evict_idle", True)
         if not isinstance(evict_idle, bool):
             raise RequestError("evict_idle must be true or false")
-        loan, said = await self._gateway.driver.claims.borrow(
+        loan, said = await self._services.driver.claims.borrow(
             device,
             size,
             _reason(asked.get("for"), "a loan"),
@@ -86,22 +86,22 @@ class LoansApi:
 
     async def renew(self, context: RequestContext) -> Response:
         """POST /wb/v1/loans/{id}/renew with {"user"?}: the holder still lives, and this process uses the memory."""
-        asked = await read_object(context, self._gateway)
-        loan = self._gateway.driver.claims.renew(context.request.match["id"], _pid(asked.get("user")))
+        asked = await read_object(context, self._services)
+        loan = self._services.driver.claims.renew(context.request.match["id"], _pid(asked.get("user")))
         told = {"message": "it stays yours", "id": loan.id, "device": loan.device, "memory": loan.size}
         return json_response(told, context.lines())
 
     async def end(self, context: RequestContext) -> Response:
         """DELETE /wb/v1/loans/{id}."""
-        claims, id = self._gateway.driver.claims, context.request.match["id"]
+        claims, id = self._services.driver.claims, context.request.match["id"]
         loan = claims.renew(id)
         told = {"message": await claims.give_back(id), "id": id, "device": loan.device, "memory": loan.size}
         told["peak"] = loan.peak
         return json_response(told, context.lines())
 
 
-def _device(gateway: "Services", name: object) -> str:
-    known = gateway.driver.catalog.devices
+def _device(services: "Services", name: object) -> str:
+    known = services.driver.catalog.devices
     if not isinstance(name, str) or not name:
         raise RequestError(f"say which device; there are: {', '.join(known)}")
     if name not in known:

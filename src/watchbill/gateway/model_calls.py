@@ -91,8 +91,8 @@ _decode_error = json_decoder(object).decode
 class ModelCalls:
     """Submits requests to the scheduler, and carries them to engines in their turn."""
 
-    def __init__(self, gateway: "Services") -> None:
-        self._gateway = gateway
+    def __init__(self, services: "Services") -> None:
+        self._services = services
 
     async def collect(
         self,
@@ -221,7 +221,7 @@ class ModelCalls:
         Then all of them go through each stage together, and its code is fetched once for all. The code of all stages is
         several times larger than a processor's cache: one after the other, each request would fetch all of it again.
         """
-        if self._gateway.frame.open_requests >= _CROWD:
+        if self._services.frame.open_requests >= _CROWD:
             yield
 
     def _submit(
@@ -234,9 +234,9 @@ class ModelCalls:
         unknown: Callable[[], bool] | None = None,
     ) -> Relay:
         """Submits a request to the scheduler. Raises what it refuses at once."""
-        gateway, metered = self._gateway, context.metered
-        driver = gateway.driver
-        if gateway.closing.is_set():
+        services, metered = self._services, context.metered
+        driver = services.driver
+        if services.closing.is_set():
             raise ShuttingDown
         if metered is not None:
             metered.check_waiting()
@@ -250,20 +250,20 @@ class ModelCalls:
             raise
         context.ticket, context.lane, context.model = ticket, ticket.request.lane, ticket.model
         if context.key is not None:
-            gateway.unloading.note_use(ticket.model, context.key)
-        relay = Relay(gateway.upstream, ticket, context, send, gateway.relays.discard, streamed, unknown)
-        gateway.relays.add(relay)
+            services.unloading.note_use(ticket.model, context.key)
+        relay = Relay(services.upstream, ticket, context, send, services.relays.discard, streamed, unknown)
+        services.relays.add(relay)
         if metered is not None:
             metered.waits_for(ticket)
             if metered.is_counted:
                 relay.tokens = TokenCount(metered.spend, self._foretold_tokens(context, ticket.model))
         if ticket.request.work_class >= _BACKGROUND:
-            relay.resume = Resumption(ticket.model, gateway.not_continued)
+            relay.resume = Resumption(ticket.model, services.not_continued)
         if driver.catalog.tiers:
-            relay.charging = gateway.charging
-        relay.not_continued = gateway.not_continued
+            relay.charging = services.charging
+        relay.not_continued = services.not_continued
         if driver.catalog.spools:
-            relay.tap = gateway.capturing.begin(driver.catalog, context, submission)
+            relay.tap = services.capturing.begin(driver.catalog, context, submission)
         return relay
 
     def _without_harm(self, context: RequestContext, submission: Submission) -> Submission:
@@ -271,14 +271,14 @@ class ModelCalls:
         asked = submission.keep_alive_ms
         if asked is None or asked >= UNLOAD_RECENT_MS:
             return submission
-        model = self._gateway.driver.catalog.find_model(submission.model)
-        if model is None or self._gateway.unloading.grants(model, context.key):
+        model = self._services.driver.catalog.find_model(submission.model)
+        if model is None or self._services.unloading.grants(model, context.key):
             return submission
         return msgspec.structs.replace(submission, keep_alive_ms=None)
 
     def _foretold_tokens(self, context: RequestContext, name: str) -> int:
         """A prompt's tokens by the size of its request, as long as its engine has told nothing."""
-        model = self._gateway.driver.catalog.models.get(name)
+        model = self._services.driver.catalog.models.get(name)
         most = (model.context if model is not None else None) or PROMPT_TOKENS_FORETOLD_MAX
         size = context.held if context.asked is not None else 0
         return min(size // BYTES_PER_TOKEN, most)
@@ -287,7 +287,7 @@ class ModelCalls:
 
     def _fall_back(self, context: RequestContext, submission: Submission, error: TheirsError) -> Fallback:
         """The lane's answer to a failure; raises the failure when it has none."""
-        catalog = self._gateway.driver.catalog
+        catalog = self._services.driver.catalog
         model = catalog.find_model(submission.model)
         lane = catalog.lane_for(submission.lane)
         summary = partial(summarize_request, context.asked or {})
@@ -313,7 +313,7 @@ class ModelCalls:
 
     async def _tell(self, context: RequestContext, out: Out, error: TheirsError) -> None:
         await out.fail(error)
-        self._gateway.note_broken(context, error)
+        self._services.note_broken(context, error)
         let_go(error)
 
 

@@ -39,8 +39,8 @@ _JSON = "application/json"
 class NativeApi:
     """Serves /health, /ready, /metrics and /wb/v1."""
 
-    def __init__(self, gateway: "Services") -> None:
-        self._gateway = gateway
+    def __init__(self, services: "Services") -> None:
+        self._services = services
         self._audience = Audience()
 
     async def health(self, context: RequestContext) -> Response:
@@ -49,56 +49,56 @@ class NativeApi:
 
     async def ready(self, context: RequestContext) -> Response:
         """GET /ready: the scheduler turns. The open socket alone would prove nothing."""
-        if self._gateway.closing.is_set():
+        if self._services.closing.is_set():
             return json_response({"status": "shutting down"}, context.lines(), 503)
-        if not self._gateway.driver.is_ready():
+        if not self._services.driver.is_ready():
             return json_response({"status": "the scheduler does not turn"}, context.lines(), 503)
         return json_response({"status": "ready"}, context.lines())
 
     async def metrics(self, context: RequestContext) -> Response:
         """GET /metrics, for Prometheus."""
-        metrics = self._gateway.metrics
+        metrics = self._services.metrics
         if metrics is None:
             raise NotFound("metrics are not configured")
-        families = await self._gateway.shares.do(metrics.families())
+        families = await self._services.shares.do(metrics.families())
         page = await asyncio.to_thread(render, families)  # text only: it reads nothing that changes
         return Response(page, {"Content-Type": CONTENT_TYPE}, lines=context.lines())
 
     async def status(self, context: RequestContext) -> Response:
         """GET /wb/v1/status."""
-        status = await self._gateway.shares.do(self._gateway.driver.status_steps())
-        models, gateway = cast("dict[str, dict[str, object]]", status["models"]), self._gateway
+        status = await self._services.shares.do(self._services.driver.status_steps())
+        models, services = cast("dict[str, dict[str, object]]", status["models"]), self._services
         for name, row in models.items():
-            model = gateway.driver.catalog.models.get(name)
-            row["abilities"] = [] if model is None else (await gateway.abilities.of(model)).listed()
+            model = services.driver.catalog.models.get(name)
+            row["abilities"] = [] if model is None else (await services.abilities.of(model)).listed()
         return json_response(status, context.lines())
 
     async def library(self, context: RequestContext) -> Response:
         """GET /wb/v1/library: every model with its size and origin, and the files that are no models."""
-        library, catalog = self._gateway.library, self._gateway.driver.catalog
+        library, catalog = self._services.library, self._services.driver.catalog
         if library is None:
             raise NotFound("this gateway has no folder for models")
         return json_response(await asyncio.to_thread(listed, library, catalog), context.lines())
 
     async def requests(self, context: RequestContext) -> Response:
         """GET /wb/v1/requests: every open request."""
-        rows = await self._gateway.shares.do(_encoded(self._gateway.driver.requests_steps()))
+        rows = await self._services.shares.do(_encoded(self._services.driver.requests_steps()))
         return json_response({"requests": rows}, context.lines())
 
     async def request(self, context: RequestContext) -> Response:
         """GET /wb/v1/requests/{id}: position, reason and forecast of one."""
-        id = self._gateway.frame.known_as(context, context.request.match["id"])
-        found = self._gateway.driver.request(id)
+        id = self._services.frame.known_as(context, context.request.match["id"])
+        found = self._services.driver.request(id)
         if found is None:
             raise NotFound("no open request has this id")
         return json_response(found, context.lines())
 
     async def cancel(self, context: RequestContext) -> Response:
         """DELETE /wb/v1/requests/{id}: a caller's own request; any for a key with admin rights."""
-        id = self._gateway.frame.known_as(context, context.request.match["id"])
-        if not self._gateway.may_cancel(context, id):
+        id = self._services.frame.known_as(context, context.request.match["id"])
+        if not self._services.may_cancel(context, id):
             raise NotFound("none of your open requests has this id")
-        if not self._gateway.driver.cancel(id):
+        if not self._services.driver.cancel(id):
             raise NotFound("no open request has this id")
         return json_response({"message": f"{id} is cancelled", "id": id}, context.lines())
 
@@ -107,19 +107,19 @@ class NativeApi:
         model = context.request.query.get("model", "")
         if not model:
             raise RequestError("say which: /wb/v1/explain?model=NAME")
-        name, driver = self._check_model(model), self._gateway.driver
+        name, driver = self._check_model(model), self._services.driver
         beside, unknown = read_companions(context.request.query.get("with", ""), name, driver.catalog)
         if unknown:  # a request would go without them; who asks beforehand wants to know
             names = ", ".join(quoted(name) for name in unknown)
             raise RequestError(f"no model and no set of the config is called {names}")
-        said = await self._gateway.shares.do(driver.explain(name, beside))
+        said = await self._services.shares.do(driver.explain(name, beside))
         return json_response(said, context.lines())
 
     async def load(self, context: RequestContext) -> Response:
         """POST /wb/v1/models/{name}/load: returns when the model is warm."""
         await self._read(context)
         name = self._check_model(context.request.match["name"])
-        said = await self._gateway.driver.load(name)
+        said = await self._services.driver.load(name)
         return json_response({"message": said, "model": name}, context.lines())
 
     async def evict(self, context: RequestContext) -> Response:
@@ -128,7 +128,7 @@ class NativeApi:
         if not isinstance(force, bool):
             raise RequestError("force must be true or false")
         name = self._check_model(context.request.match["name"])
-        said = await self._gateway.driver.evict(name, force=force)
+        said = await self._services.driver.evict(name, force=force)
         return json_response(
             {"message": said, "model": name, "waiting": self._waiting(name)}, context.lines()
         )
@@ -139,7 +139,7 @@ class NativeApi:
         if not isinstance(pinned, bool):
             raise RequestError("pinned must be true or false")
         name = self._check_model(context.request.match["name"])
-        said = self._gateway.driver.pin(name, pinned=pinned)
+        said = self._services.driver.pin(name, pinned=pinned)
         return json_response({"message": said, "model": name}, context.lines())
 
     def _waiting(self, model: str) -> int:
@@ -147,19 +147,19 @@ class NativeApi:
         return sum(
             request["state"] == "waiting"
             and model in (request["model"], *cast("list[str]", request["companions"]))
-            for request in self._gateway.driver.requests()
+            for request in self._services.driver.requests()
         )
 
     async def reload(self, context: RequestContext) -> Response:
         """POST /wb/v1/config/reload: applied whole, or refused with every error."""
         await self._read(context)
-        if self._gateway.reload is None:
+        if self._services.reload is None:
             raise NotFound("this gateway was started without a config file")
         try:
-            changes = await self._gateway.reload()
+            changes = await self._services.reload()
         except ConfigError as error:
             raise RequestError(f"the config was refused, the old one stays: {error}") from error
-        since = datetime.fromtimestamp(self._gateway.config_since).astimezone()
+        since = datetime.fromtimestamp(self._services.config_since).astimezone()
         said = (
             "; ".join(changes) or f"nothing changed; this config is in force since {since:%Y-%m-%d %H:%M:%S}"
         )
@@ -170,7 +170,7 @@ class NativeApi:
         """GET /wb/v1/events: the journal as it is written."""
         with self._audience.enter(context.key):
             out = StreamOut(context)
-            events = self._gateway.driver.subscribe()
+            events = self._services.driver.subscribe()
             await out.open()
             await self._tell(events, out)
         return await out.end()
@@ -181,7 +181,7 @@ class NativeApi:
         return self._audience.size
 
     async def _tell(self, events: AsyncIterator[dict[str, object]], out: StreamOut) -> None:
-        closing = asyncio.ensure_future(self._gateway.closing.wait())
+        closing = asyncio.ensure_future(self._services.closing.wait())
         coming = asyncio.ensure_future(_next(events))
         try:
             while not closing.done():
@@ -201,20 +201,20 @@ class NativeApi:
             coming.cancel()
 
     def _check_model(self, name: str) -> str:
-        return self._gateway.driver.catalog.model_called(name).name
+        return self._services.driver.catalog.model_called(name).name
 
     async def _read(self, context: RequestContext) -> dict[str, object]:
-        return await read_object(context, self._gateway)
+        return await read_object(context, self._services)
 
 
-async def read_object(context: RequestContext, gateway: "Services") -> dict[str, object]:
+async def read_object(context: RequestContext, services: "Services") -> dict[str, object]:
     """The JSON object of an operator's call; empty when it brings none."""
-    body = await gateway.bodies.read(context)
+    body = await services.bodies.read(context)
     if not body and "content-type" not in context.request.headers:
         return {}
     if context.request.content_type != _JSON:
         raise UnsupportedMedia
-    return await gateway.bodies.parse_plain(body) if body else {}
+    return await services.bodies.parse_plain(body) if body else {}
 
 
 async def _next(events: AsyncIterator[dict[str, object]]) -> dict[str, object] | None:
@@ -224,24 +224,24 @@ async def _next(events: AsyncIterator[dict[str, object]]) -> dict[str, object] |
 class DoorsApi:
     """Serves /wb/v1/doors."""
 
-    def __init__(self, gateway: "Services") -> None:
-        self._gateway = gateway
+    def __init__(self, services: "Services") -> None:
+        self._services = services
 
     async def open(self, context: RequestContext) -> Response:
         """POST /wb/v1/doors with {"name", "model"?, "lane"?, "port"?}."""
-        asked = await read_object(context, self._gateway)
+        asked = await read_object(context, self._services)
         name, port, lane = asked.get("name"), asked.get("port", 0), asked.get("lane", PLANS_LANE.name)
         if not isinstance(name, str) or not 0 < len(name) <= PLAIN_NAME_CHARS_MAX:
             raise RequestError("name must be the name of the door, for example that of an agent")
         if not isinstance(port, int) or isinstance(port, bool) or not 0 <= port <= PORT_MAX:
             raise RequestError(f"port must be a number from 0 to {PORT_MAX}")
-        catalog, model = self._gateway.driver.catalog, asked.get("model")
+        catalog, model = self._services.driver.catalog, asked.get("model")
         if not isinstance(lane, str) or catalog.offered_lane(lane) is None:
             raise RequestError(f"there is no lane {quoted(lane)}")
         if model is not None and not isinstance(model, str):
             raise RequestError("model must be a name")
         known = None if model is None else catalog.model_called(model).name
-        bound = await self._gateway.doors.open(name, port, Door(lane, known))
+        bound = await self._services.doors.open(name, port, Door(lane, known))
         told = {
             "message": f"{name} has port {bound}",
             "name": name,

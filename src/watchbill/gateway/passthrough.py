@@ -37,20 +37,22 @@ _SHOWN_ONLY = {"Content-Security-Policy": "sandbox", "X-Content-Type-Options": "
 class PassthroughApi:
     """Serves what only some engines have."""
 
-    def __init__(self, gateway: "Services") -> None:
-        self._gateway = gateway
-        self._calls = PlainCalls(gateway)
+    def __init__(self, services: "Services") -> None:
+        self._services = services
+        self._calls = PlainCalls(services)
 
     def at(self, path: str) -> "Handler":
         """The handler of one address whose body is JSON."""
 
         async def pass_on(context: RequestContext) -> Answer:
-            body = await self._gateway.bodies.read_object(context)
+            body = await self._services.bodies.read_object(context)
             check_ranges(body)
             stream = body.get("stream", False)
             if not isinstance(stream, bool) and stream is not None:
                 raise RequestError("stream must be true or false")
-            submission = self._gateway.caller_options.submission(context, body, self._gateway.driver.catalog)
+            submission = self._services.caller_options.submission(
+                context, body, self._services.driver.catalog
+            )
             sender, lacks = JsonSender(body, path), _lacks(context, path)
             return await self._pass(context, submission, sender, lacks, events=stream is True)
 
@@ -60,11 +62,11 @@ class PassthroughApi:
         """The handler of one address that is only read; `model` is in its query, or its door's."""
 
         async def pass_on(context: RequestContext) -> Answer:
-            await self._gateway.bodies.read(context)  # nearly always none; the bounds of the key are checked
+            await self._services.bodies.read(context)  # nearly always none; the bounds of the key are checked
             query = context.request.query
             fields: dict[str, object] = {"model": query.get("model")}
-            catalog = self._gateway.driver.catalog
-            submission = self._gateway.caller_options.submission(context, fields, catalog)
+            catalog = self._services.driver.catalog
+            submission = self._services.caller_options.submission(context, fields, catalog)
             rest = urlencode({name: value for name, value in query.items() if name != "model"})
             target = f"{path}?{rest}" if rest else path
             self._check_lacking(submission, target)
@@ -74,7 +76,7 @@ class PassthroughApi:
 
             def lacks() -> bool:
                 # With a query it may be a value of it that the engine does not have.
-                self._gateway.lacking.update(() if rest else ((context.model, path),))
+                self._services.lacking.update(() if rest else ((context.model, path),))
                 return _lacks(context, path)()
 
             return await self._pass(context, submission, send, lacks, events=False)
@@ -83,7 +85,7 @@ class PassthroughApi:
 
     def _check_lacking(self, submission: Submission, target: str) -> None:
         """Raises NotOffered where a model would be loaded to say what it said before. One in memory is asked again."""
-        driver, lacking = self._gateway.driver, self._gateway.lacking
+        driver, lacking = self._services.driver, self._services.lacking
         model = driver.catalog.find_model(submission.model)
         if model is None or (model.name, target) not in lacking:
             return
@@ -95,13 +97,13 @@ class PassthroughApi:
         """The handler of one address whose body is a form with a file."""
 
         async def pass_on(context: RequestContext) -> Answer:
-            form = await self._gateway.bodies.read_form(context)
+            form = await self._services.bodies.read_form(context)
             fields = form.texts()
             named = frozenset(fields)
             check_ranges({name: _number(text) for name, text in fields.items() if name in RANGES})
             events = fields.get("stream") == "true"
-            submission = self._gateway.caller_options.submission(
-                context, fields, self._gateway.driver.catalog
+            submission = self._services.caller_options.submission(
+                context, fields, self._services.driver.catalog
             )
             send = _form_sender(form, path, without=named.difference(fields))
             return await self._pass(context, submission, send, _lacks(context, path), events=events)

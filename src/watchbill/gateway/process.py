@@ -36,9 +36,9 @@ _FALLBACK = "I notice {summary}."
 class ProcessApi:
     """Serves POST /process."""
 
-    def __init__(self, gateway: "Services") -> None:
-        self._gateway = gateway
-        self._calls = ModelCalls(gateway)
+    def __init__(self, services: "Services") -> None:
+        self._services = services
+        self._calls = ModelCalls(services)
 
     async def process(self, context: RequestContext) -> Response:
         """POST /process with {"type", "id"?, "payload"}."""
@@ -56,10 +56,10 @@ class ProcessApi:
         context.capture = kind.capture
         # The type decides the lane; a header could otherwise take work out of the lane that culls it.
         submission = msgspec.structs.replace(
-            self._gateway.caller_options.submission(context, body, self._gateway.driver.catalog),
+            self._services.caller_options.submission(context, body, self._services.driver.catalog),
             lane=kind.lane,
         )
-        submission = await self._gateway.abilities.check(submission, "completion")
+        submission = await self._services.abilities.check(submission, "completion")
         body |= {"messages": [{"role": "user", "content": work.prompt}], "stream": True}
         if kind.max_tokens is not None:
             body["max_tokens"] = kind.max_tokens
@@ -70,14 +70,14 @@ class ProcessApi:
         return work.answer(context, read_chunk(answer.fields()).text.strip(), None)
 
     def _lane_text(self, kind: ProcessType) -> str | None:
-        lane = self._gateway.driver.catalog.lanes.get(kind.lane)
+        lane = self._services.driver.catalog.lanes.get(kind.lane)
         return lane.fallback if lane else None
 
     async def _read(self, context: RequestContext) -> "_Work":
         if context.request.content_type != _JSON:
             raise UnsupportedMedia
-        body = await self._gateway.bodies.read_plain(context)
-        types = self._gateway.driver.catalog.process
+        body = await self._services.bodies.read_plain(context)
+        types = self._services.driver.catalog.process
         kind = types.get(str(body.get("type")))
         if kind is None:
             known = ", ".join(list(types)[:20]) or "none; add [process.NAME] to the config"

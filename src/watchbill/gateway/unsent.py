@@ -22,9 +22,9 @@ def unsent(url: str, body: bytes, headers: Mapping[str, str]) -> RequestContext:
     return RequestContext(request, asyncio.get_running_loop().time())
 
 
-def key_of(gateway: "Services", owner: str, what: str) -> ApiKey | None:
+def key_of(services: "Services", owner: str, what: str) -> ApiKey | None:
     """The key that work belongs to. Raises AuthenticationFailed when it is not valid any more."""
-    keys = gateway.server.keys
+    keys = services.server.keys
     if not keys and not owner:
         return None
     for key in keys:

@@ -48,19 +48,19 @@ _STATUS = re.compile(rb"HTTP/1\.[01] (\d{3})")
 class WebsocketApi:
     """Serves /v1/realtime."""
 
-    def __init__(self, gateway: "Services") -> None:
-        self._gateway = gateway
-        self._calls = ModelCalls(gateway)
+    def __init__(self, services: "Services") -> None:
+        self._services = services
+        self._calls = ModelCalls(services)
 
     async def realtime(self, context: RequestContext) -> Answer:
         """GET /v1/realtime?model=NAME, as a websocket."""
-        request, gateway = context.request, self._gateway
+        request, services = context.request, self._services
         if not request.wants_websocket:
             raise RequestError("this address is a websocket; connect with wss:// or ws://")
-        await gateway.bodies.read(context)  # there is none; the bounds of the key are checked
+        await services.bodies.read(context)  # there is none; the bounds of the key are checked
         query = request.query
         fields: dict[str, object] = {"model": query.get("model")}
-        submission = gateway.caller_options.submission(context, fields, gateway.driver.catalog)
+        submission = services.caller_options.submission(context, fields, services.driver.catalog)
         tunnel = Tunnel(request)
 
         async def carry(start: Start) -> None:

@@ -41,39 +41,39 @@ _UPWARDS = re.compile(r"(?:^|[/\\])\.\.(?:$|[/\\;])")
 class LlamaSwapApi:
     """Serves /running, /unload and /upstream."""
 
-    def __init__(self, gateway: "Services") -> None:
-        self._gateway = gateway
-        self._calls = PlainCalls(gateway)
+    def __init__(self, services: "Services") -> None:
+        self._services = services
+        self._calls = PlainCalls(services)
 
     async def running(self, context: RequestContext) -> Response:
         """GET /running: the models in memory, or on their way."""
-        driver = self._gateway.driver
+        driver = self._services.driver
         states = {name: _STATES.get(driver.model_status(name)) for name in driver.catalog.offered}
         listed = [{"model": name, "state": state} for name, state in states.items() if state is not None]
         return json_response({"running": listed}, context.lines())
 
     async def unload(self, context: RequestContext) -> Response:
         """GET or POST /unload: every model that may leave, leaves."""
-        gateway = self._gateway
-        for name, model in gateway.driver.catalog.offered.items():
-            if gateway.driver.resident(name) is not None:
-                gateway.unloading.begin(model, context.key)
+        services = self._services
+        for name, model in services.driver.catalog.offered.items():
+            if services.driver.resident(name) is not None:
+                services.unloading.begin(model, context.key)
         return Response(b"OK", {"Content-Type": "text/plain; charset=utf-8"}, lines=context.lines())
 
     async def upstream(self, context: RequestContext) -> Answer:
         """Any method at /upstream/NAME/...: the engine's own address."""
-        gateway, request = self._gateway, context.request
+        services, request = self._services, context.request
         asked, _, query = request.target.partition("?")
         _check_below(asked)
         name, path = self._split(asked.removeprefix(_PREFIX))
-        body = bytes(await gateway.bodies.read(context))
+        body = bytes(await services.bodies.read(context))
         kind = request.headers.get("content-type")
         target = f"{path}?{query}" if query else path
         if not target.isascii() or any(letter <= " " for letter in target):
             raise RequestError(
                 "the address below /upstream must be plain ASCII, with escapes for everything else"
             )
-        submission = gateway.caller_options.submission(context, {"model": name}, gateway.driver.catalog)
+        submission = services.caller_options.submission(context, {"model": name}, services.driver.catalog)
 
         def send(start: Start) -> Outgoing:
             headers = {"Content-Type": kind} if kind else {}
@@ -89,7 +89,7 @@ class LlamaSwapApi:
     def _split(self, tail: str) -> tuple[str, str]:
         """The model, whose name may have slashes, and the path behind it, as it was sent."""
         parts = tail.split("/")
-        catalog = self._gateway.driver.catalog
+        catalog = self._services.driver.catalog
         for count in range(len(parts), 0, -1):
             name = unquote("/".join(parts[:count]))
             if catalog.find_model(name) is not None:

@@ -19,26 +19,26 @@ Fields = dict[str, object]
 class LmStudioApi:
     """Serves /api/v0/models."""
 
-    def __init__(self, gateway: "Services") -> None:
-        self._gateway = gateway
+    def __init__(self, services: "Services") -> None:
+        self._services = services
 
     async def models(self, context: RequestContext) -> Response:
         """GET /api/v0/models."""
-        models = self._gateway.driver.catalog.offered.values()
-        await self._gateway.files.refresh()
-        listed = await self._gateway.shares.each(models, self._describe)
+        models = self._services.driver.catalog.offered.values()
+        await self._services.files.refresh()
+        listed = await self._services.shares.each(models, self._describe)
         return json_response({"object": "list", "data": listed}, context.lines())
 
     async def model(self, context: RequestContext) -> Response:
         """GET /api/v0/models/{id}."""
-        model = self._gateway.driver.catalog.model_called(context.request.match["id"])
+        model = self._services.driver.catalog.model_called(context.request.match["id"])
         return json_response(await self._describe(model), context.lines())
 
     async def _describe(self, model: Model) -> Fields:
-        gateway = self._gateway
-        facts, able = await gateway.files.facts(model), await gateway.abilities.of(model)
+        services = self._services
+        facts, able = await services.files.facts(model), await services.abilities.of(model)
         kind = "embeddings" if able.completion is False else "vlm" if able.vision else "llm"
-        is_loaded = gateway.driver.resident(model.name) is not None
+        is_loaded = services.driver.resident(model.name) is not None
         return {
             "id": model.name,
             "object": "model",

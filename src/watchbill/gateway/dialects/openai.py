@@ -50,9 +50,9 @@ _ASSEMBLIES = (partial(Assembly, chat=False), partial(Assembly, chat=True))
 class OpenAiApi:
     """Serves /v1."""
 
-    def __init__(self, gateway: "Services", *, created_s: int) -> None:
-        self._gateway = gateway
-        self._calls = ModelCalls(gateway)
+    def __init__(self, services: "Services", *, created_s: int) -> None:
+        self._services = services
+        self._calls = ModelCalls(services)
         self._created_s = created_s
         self._created_at = datetime.fromtimestamp(created_s, UTC).isoformat().replace("+00:00", "Z")
 
@@ -68,27 +68,27 @@ class OpenAiApi:
 
     async def embeddings(self, context: RequestContext) -> Answer:
         """POST /v1/embeddings: a short answer, passed on whole."""
-        gateway = self._gateway
-        body = await gateway.bodies.read_object(context)
+        services = self._services
+        body = await services.bodies.read_object(context)
         check_ranges(body)
         if not isinstance(body.get("stream"), bool | None):
             raise RequestError("stream must be true or false")
-        submission = gateway.caller_options.submission(context, body, gateway.driver.catalog)
-        submission = await gateway.abilities.check(submission, "embedding")
+        submission = services.caller_options.submission(context, body, services.driver.catalog)
+        submission = await services.abilities.check(submission, "embedding")
         whole = await self._calls.fetch(context, submission, JsonSender(body, "/v1/embeddings"))
         return self._pass_on(context, whole)
 
     async def _generate(self, context: RequestContext, path: str, *, chat: bool) -> Answer:
-        gateway = self._gateway
-        body = await gateway.bodies.read_object(context)
+        services = self._services
+        body = await services.bodies.read_object(context)
         check_ranges(body)
         stream = body.get("stream")
         if not isinstance(stream, bool | None):
             raise RequestError("stream must be true or false")
         if None in body.values():  # an engine may refuse what other servers take for left out
             body = {name: value for name, value in body.items() if value is not None}
-        submission = gateway.caller_options.submission(context, body, gateway.driver.catalog)
-        allowed = await gateway.abilities.allow(submission, body)
+        submission = services.caller_options.submission(context, body, services.driver.catalog)
+        allowed = await services.abilities.allow(submission, body)
         submission, body, forced = allowed
         if "n" in body or isinstance(body.get("prompt"), list):
             runs = runs_of(body, self._places(submission))
@@ -105,7 +105,7 @@ class OpenAiApi:
 
     def _places(self, submission: Submission) -> int | None:
         """How many choices a model's engine makes at once; None: it sees to that itself."""
-        catalog = self._gateway.driver.catalog
+        catalog = self._services.driver.catalog
         model = catalog.find_model(submission.model)
         is_ours = model is not None and catalog.engines[model.engine].driver == "llamacpp"
         return model.concurrency if model is not None and is_ours else None
@@ -141,19 +141,19 @@ class OpenAiApi:
 
     async def models(self, context: RequestContext) -> Response:
         """GET /v1/models, for OpenAI's clients and for Anthropic's, who have it at the same address."""
-        models = self._gateway.driver.catalog.offered
-        await self._gateway.files.refresh()
-        names, listed = list(models), await self._gateway.shares.each(models.values(), self._describe)
+        models = self._services.driver.catalog.offered
+        await self._services.files.refresh()
+        names, listed = list(models), await self._services.shares.each(models.values(), self._describe)
         ends = {"first_id": names[0], "last_id": names[-1]} if names else {}
         return json_response({"object": "list", "data": listed, "has_more": False, **ends}, context.lines())
 
     async def model(self, context: RequestContext) -> Response:
         """GET /v1/models/{id}."""
-        model = self._gateway.driver.catalog.model_called(context.request.match["id"])
+        model = self._services.driver.catalog.model_called(context.request.match["id"])
         return json_response(await self._describe(model), context.lines())
 
     async def _describe(self, model: Model) -> dict[str, object]:
-        status = self._gateway.driver.model_status(model.name)
+        status = self._services.driver.model_status(model.name)
         return {
             "id": model.name,
             "object": "model",
@@ -163,7 +163,7 @@ class OpenAiApi:
             "display_name": model.name,
             "created_at": self._created_at,
             "status": {"value": _STATES.get(status, "unloaded")},
-            "meta": {"n_ctx": (await self._gateway.files.facts(model)).context(model)},
+            "meta": {"n_ctx": (await self._services.files.facts(model)).context(model)},
             "aliases": list(model.aliases),
-            "capabilities": (await self._gateway.abilities.of(model)).listed(),
+            "capabilities": (await self._services.abilities.of(model)).listed(),
         }

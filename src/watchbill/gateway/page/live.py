@@ -74,8 +74,8 @@ _SECTIONS = (
 class LiveApi:
     """Serves /wb/v1/live."""
 
-    def __init__(self, gateway: "Services") -> None:
-        self._gateway = gateway
+    def __init__(self, services: "Services") -> None:
+        self._services = services
         self._audience = Audience()
         self._readers: set[_Reader] = set()
         self._maker: asyncio.Task[None] | None = None
@@ -103,10 +103,10 @@ class LiveApi:
             return await out.end()
 
     def _may_change(self, context: RequestContext) -> bool:
-        return context.key.admin if context.key is not None else not self._gateway.server.asks_for_keys
+        return context.key.admin if context.key is not None else not self._services.server.asks_for_keys
 
     async def _tell(self, reader: "_Reader", out: StreamOut) -> None:
-        closing = self._gateway.closing
+        closing = self._services.closing
         while not closing.is_set():
             with suppress(TimeoutError):
                 async with asyncio.timeout(EVENT_HEARTBEAT_MS / 1000):
@@ -121,14 +121,14 @@ class LiveApi:
 
     async def _make_pictures(self) -> None:
         """Makes pictures as long as somebody watches."""
-        self._journal, self._shown = self._gateway.driver.subscribe(), {}
+        self._journal, self._shown = self._services.driver.subscribe(), {}
         try:
-            while self._readers and not self._gateway.closing.is_set():
+            while self._readers and not self._services.closing.is_set():
                 spent_s = await self._make_picture()
                 pause_s = max(LIVE_EVERY_MS / 1000, spent_s / LIVE_SHARE_MAX)
                 with suppress(TimeoutError):
                     async with asyncio.timeout(pause_s):
-                        await self._gateway.closing.wait()
+                        await self._services.closing.wait()
         finally:
             self._journal.close()
             for reader in self._readers:
@@ -136,8 +136,8 @@ class LiveApi:
 
     async def _make_picture(self) -> float:
         """Makes one, and says how much of the loop's time that took."""
-        steps = _timed(self._gateway.driver.picture_steps(LIVE_REQUESTS_MAX))
-        picture, spent_s = await self._gateway.shares.do(steps)
+        steps = _timed(self._services.driver.picture_steps(LIVE_REQUESTS_MAX))
+        picture, spent_s = await self._services.shares.do(steps)
         began = time.perf_counter()
         sections = self._sections(picture)
         changed, gone = _difference(self._shown, sections)
@@ -167,7 +167,7 @@ class LiveApi:
     def _sections(self, picture: Picture) -> dict[str, Section]:
         status, now = picture.status, picture.now
         found = {name: _rows(cast("Section", status[name]), now) for name in _SECTIONS}
-        answered = {} if self._gateway.metrics is None else self._gateway.metrics.answered()
+        answered = {} if self._services.metrics is None else self._services.metrics.answered()
         for name, row in found["lanes"].items():
             row["answered"] = answered.get(name, 0)
             if not row["queued"]:
@@ -179,7 +179,7 @@ class LiveApi:
         alerts = cast("list[Row]", status["alerts"])
         found["alerts"] = {f"{row['t']}/{row['kind']}/{row['text']}": row for row in alerts}
         facts = {name: status[name] for name in _FACTS} | {"open": picture.requests_open}
-        facts["plans"] = has_plans(self._gateway.driver.catalog.fleet)
+        facts["plans"] = has_plans(self._services.driver.catalog.fleet)
         facts["rotation"] = _row(cast("Row", facts["rotation"]), now)
         found["facts"] = {"daemon": facts}
         return found
@@ -187,7 +187,7 @@ class LiveApi:
     def _rates(self, now: int) -> dict[str, Row]:
         """How fast the answers are made that run now: an engine sends an event for each token."""
         found: dict[str, Row] = {}
-        for relay in self._gateway.relays:
+        for relay in self._services.relays:
             ticket = relay.ticket
             if (first := ticket.first_at) is not None and now - first >= LIVE_EVERY_MS:
                 rate = relay.events * 1000 / (now - first)
@@ -199,7 +199,7 @@ class LiveApi:
         assert self._journal is not None
         lines = self._journal.drain()
         if self._journal.has_ended:  # more lines than a listener may hold
-            self._journal = self._gateway.driver.subscribe()
+            self._journal = self._services.driver.subscribe()
         if len(lines) <= LIVE_LINES_MAX:
             return lines, 0
         first = [n for n, line in enumerate(lines) if line["event"] in RESIDENCY][-LIVE_LINES_MAX:]

@@ -38,8 +38,8 @@ def has_plans(rules: FleetRules) -> bool:
 class PlansApi:
     """Serves /wb/v1/plans."""
 
-    def __init__(self, gateway: "Services") -> None:
-        self._gateway = gateway
+    def __init__(self, services: "Services") -> None:
+        self._services = services
         self._looking = asyncio.Lock()
         self._views: dict[str, BatchView] = {}
         self._told: dict[str, object] = {}
@@ -47,7 +47,7 @@ class PlansApi:
 
     async def plans(self, context: RequestContext) -> Response:
         """GET /wb/v1/plans: coordinator, agents, and the last batches."""
-        driver = self._gateway.driver
+        driver = self._services.driver
         rules = driver.catalog.fleet
         if not has_plans(rules):
             raise NotFound("the config has no [fleet], [coordinator] or [agents]")

@@ -42,13 +42,13 @@ __all__ = ["RecordsApi", "SpoolsApi"]
 class RecordsApi:
     """Serves /wb/v1/journal and the logs of models."""
 
-    def __init__(self, gateway: "Services") -> None:
-        self._gateway = gateway
+    def __init__(self, services: "Services") -> None:
+        self._services = services
         self._searching = asyncio.Lock()  # one at a time: each reads up to 64 MiB
 
     async def journal(self, context: RequestContext) -> Response:
         """GET /wb/v1/journal?text=&about=&hours=&lines=: the newest lines first."""
-        query, driver = context.request.query, self._gateway.driver
+        query, driver = context.request.query, self._services.driver
         about, text = query.get("about", ""), query.get("text", "")
         if about not in ("", "residency"):
             raise RequestError("about can only be residency; leave it out for all lines")
@@ -66,7 +66,7 @@ class RecordsApi:
 
     async def log(self, context: RequestContext) -> Response:
         """GET /wb/v1/models/{name}/log?lines=: the last lines of its engine's log."""
-        driver = self._gateway.driver
+        driver = self._services.driver
         name = driver.catalog.model_called(context.request.match["name"]).name
         lines = round(_figure(context.request.query, "lines", 200, LOG_SHOWN_LINES_MAX))
         tail = await asyncio.to_thread(Log(engine_log(driver.root, name), 0).read_tail, lines)
@@ -76,29 +76,29 @@ class RecordsApi:
 class SpoolsApi:
     """Serves /wb/v1/spools: poisoned events, and their way back into the queue."""
 
-    def __init__(self, gateway: "Services") -> None:
-        self._gateway = gateway
+    def __init__(self, services: "Services") -> None:
+        self._services = services
 
     async def poison(self, context: RequestContext) -> Response:
         """GET /wb/v1/spools/{name}/poison: the oldest poisoned events, with the reason and the beginning of each."""
-        rules, root = self._rules(context), self._gateway.driver.root
+        rules, root = self._rules(context), self._services.driver.root
         rows, total = await asyncio.to_thread(_poisoned, rules, root)
         return json_response({"events": rows, "total": total}, context.lines())
 
     async def requeue(self, context: RequestContext) -> Response:
         """POST /wb/v1/spools/{name}/requeue with {"event"?}: one poisoned event, or all of them."""
-        asked = await read_object(context, self._gateway)
+        asked = await read_object(context, self._services)
         event = asked.get("event")
         if event is not None and not isinstance(event, str):
             raise RequestError("event must be the name of one; leave it out to requeue all")
-        rules, root = self._rules(context), self._gateway.driver.root
+        rules, root = self._rules(context), self._services.driver.root
         moved = await asyncio.to_thread(_requeue, rules, root, event)
         said = f"{moved} event{'' if moved == 1 else 's'} of {rules.name} went back into the queue"
         return json_response({"message": said, "moved": moved}, context.lines())
 
     def _rules(self, context: RequestContext) -> SpoolRules:
         name = context.request.match["name"]
-        rules = self._gateway.driver.catalog.spools.get(name)
+        rules = self._services.driver.catalog.spools.get(name)
         if rules is None:
             raise NotFound(f"the config has no spool {quoted(name)}")
         return rules

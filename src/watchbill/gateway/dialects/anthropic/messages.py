@@ -39,9 +39,9 @@ _CHAT = "/v1/chat/completions"
 class AnthropicApi:
     """Serves /v1/messages."""
 
-    def __init__(self, gateway: "Services") -> None:
-        self._gateway = gateway
-        self._calls = ModelCalls(gateway)
+    def __init__(self, services: "Services") -> None:
+        self._services = services
+        self._calls = ModelCalls(services)
 
     async def messages(self, context: RequestContext) -> Answer:
         """POST /v1/messages."""
@@ -68,15 +68,15 @@ class AnthropicApi:
 
     async def _read(self, context: RequestContext, *, counting: bool = False) -> tuple[Asked, Allowed]:
         """A request, and the chat that it means, as its model may be asked it."""
-        gateway = self._gateway
-        body = await gateway.bodies.read_object(context)
+        services = self._services
+        body = await services.bodies.read_object(context)
         if context.lifted is not None:
             body = restored(body, context.lifted)
         check_ranges(body)
         asked = request.read(body, counting=counting)
-        submission = gateway.caller_options.submission(context, body, gateway.driver.catalog)
-        chat = await gateway.shares.aside(lambda: request.as_chat(asked, body), context.held)
-        return asked, await gateway.abilities.allow(submission, chat)
+        submission = services.caller_options.submission(context, body, services.driver.catalog)
+        chat = await services.shares.aside(lambda: request.as_chat(asked, body), context.held)
+        return asked, await services.abilities.allow(submission, chat)
 
     def _sender(self, asked: Asked, chat: Fields) -> Sender:
         """Sends a chat to the engine whose turn it is; llama.cpp is told a little more."""
@@ -84,7 +84,7 @@ class AnthropicApi:
         more = JsonSender({**chat, **request.for_llamacpp(asked)}, _CHAT)
 
         def send(start: Start) -> Outgoing:
-            is_llamacpp = self._gateway.driver.catalog.driver_of(start.model) == "llamacpp"
+            is_llamacpp = self._services.driver.catalog.driver_of(start.model) == "llamacpp"
             return (more if is_llamacpp else plain)(start)
 
         return send

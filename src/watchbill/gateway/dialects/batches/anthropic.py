@@ -50,14 +50,14 @@ _decode = msgspec.json.Decoder(_Request).decode
 class MessageBatchesApi:
     """Serves /v1/messages/batches."""
 
-    def __init__(self, gateway: "Services", batches: Batches | None) -> None:
-        self._gateway = gateway
+    def __init__(self, services: "Services", batches: Batches | None) -> None:
+        self._services = services
         self._batches = batches
 
     async def create(self, context: RequestContext) -> Response:
         """POST /v1/messages/batches."""
         batches = require_batches(self._batches)
-        body = await self._gateway.bodies.read(context)
+        body = await self._services.bodies.read(context)
         count, pieces = await batches.bulk.do(lambda: _as_lines(body, batches.rules.lines_max))
         draft = await batches.files.begin(context.owner)
         try:

@@ -38,8 +38,8 @@ _FIELDS = frozenset({"purpose", _ANCHOR, _SECONDS})
 class FilesApi:
     """Serves /v1/files."""
 
-    def __init__(self, gateway: "Services", batches: Batches | None) -> None:
-        self._gateway = gateway
+    def __init__(self, services: "Services", batches: Batches | None) -> None:
+        self._services = services
         self._batches = batches
 
     async def upload(self, context: RequestContext) -> Response:
@@ -48,7 +48,7 @@ class FilesApi:
         upload = _Upload(context.request.headers.get("content-type", ""))
         draft = await store.begin(context.owner)
         try:
-            async for piece in self._gateway.bodies.pieces(context, UPLOAD_RECEIPT_MS):
+            async for piece in self._services.bodies.pieces(context, UPLOAD_RECEIPT_MS):
                 await upload.take(piece, draft)
             kept_ms = upload.finish()
             file = await draft.keep(upload.filename, BATCH_INPUT, kept_ms)
@@ -65,7 +65,7 @@ class FilesApi:
             files.reverse()
         limit = read_limit(query, BATCH_LIST_MAX, BATCH_LIST_MAX)
         page, has_more = page_of(files, lambda file: file.id, query.get("after"), limit)
-        told = await self._gateway.shares.each(page, _describe_one)
+        told = await self._services.shares.each(page, _describe_one)
         ends = {"first_id": page[0].id if page else None, "last_id": page[-1].id if page else None}
         return json_response({"object": "list", "data": told, **ends, "has_more": has_more}, context.lines())
 

@@ -60,8 +60,8 @@ _REFUSED_AT_ONCE = 8
 class LineCalls:
     """Answers lines by the gateway's own handlers."""
 
-    def __init__(self, gateway: "Services", handlers: "Mapping[str, Handler]") -> None:
-        self._gateway = gateway
+    def __init__(self, services: "Services", handlers: "Mapping[str, Handler]") -> None:
+        self._services = services
         self._handlers = handlers
 
     @property
@@ -71,14 +71,14 @@ class LineCalls:
 
     def begin(self, question: Question) -> "_Call":
         """A call that has not been made."""
-        return _Call(self._gateway, self._handlers[question.url], question)
+        return _Call(self._services, self._handlers[question.url], question)
 
 
 class _Call:
     """One line, while it is asked."""
 
-    def __init__(self, gateway: "Services", handler: "Handler", question: Question) -> None:
-        self._gateway, self._handler, self._question = gateway, handler, question
+    def __init__(self, services: "Services", handler: "Handler", question: Question) -> None:
+        self._services, self._handler, self._question = services, handler, question
         self._context = unsent(question.url, question.body, {"x-watchbill-lane": BATCHES_LANE.name})
 
     @property
@@ -89,11 +89,11 @@ class _Call:
 
     async def reply(self) -> Reply:
         """The answer. Raises NotNow."""
-        return await self._gateway.frame.carry(self._context, self._ask, self._refused)
+        return await self._services.frame.carry(self._context, self._ask, self._refused)
 
     async def _ask(self, context: RequestContext) -> Reply:
-        context.key = key_of(self._gateway, self._question.owner, "batch")
-        aside, body = self._gateway.shares.aside, self._question.body
+        context.key = key_of(self._services, self._question.owner, "batch")
+        aside, body = self._services.shares.aside, self._question.body
         await aside(lambda: _refuse_streams(body), len(body))
         answer = await self._handler(context)
         assert isinstance(answer, Response)  # a stream was refused

@@ -43,14 +43,14 @@ _UNANSWERED = {
 class BatchesApi:
     """Serves /v1/batches."""
 
-    def __init__(self, gateway: "Services", batches: Batches | None) -> None:
-        self._gateway = gateway
+    def __init__(self, services: "Services", batches: Batches | None) -> None:
+        self._services = services
         self._batches = batches
 
     async def create(self, context: RequestContext) -> Response:
         """POST /v1/batches."""
         batches = require_batches(self._batches)
-        body = await self._gateway.bodies.read_plain(context)
+        body = await self._services.bodies.read_plain(context)
         treatment.check_fields(body, treatment.BATCH_FIELDS)
         endpoint, file = body.get("endpoint"), body.get("input_file_id")
         if not is_word(endpoint, ENDPOINTS):

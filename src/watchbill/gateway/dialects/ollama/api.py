@@ -56,9 +56,9 @@ _TEXT = "text/plain; charset=utf-8"
 class OllamaApi:
     """Serves / and /api."""
 
-    def __init__(self, gateway: "Services") -> None:
-        self._gateway = gateway
-        self._calls = ModelCalls(gateway)
+    def __init__(self, services: "Services") -> None:
+        self._services = services
+        self._calls = ModelCalls(services)
 
     # ------------------------------------------------------------------ what there is
 
@@ -77,33 +77,33 @@ class OllamaApi:
 
     async def tags(self, context: RequestContext) -> Response:
         """GET /api/tags: every model, under the names of the config and of the library."""
-        catalog, library = self._gateway.driver.catalog, self._gateway.library
+        catalog, library = self._services.driver.catalog, self._services.library
         listed = [Found(model, library and library.find(name)) for name, model in catalog.offered.items()]
         for entry in library.entries() if library is not None else ():
             model = catalog.find_model(entry.name)
             if model is not None and model.name != entry.name:
                 listed.append(Found(model, entry))
-        await self._gateway.files.refresh()
-        told = await self._gateway.shares.each(listed, self._list_item)
+        await self._services.files.refresh()
+        told = await self._services.shares.each(listed, self._list_item)
         return json_response({"models": told}, context.lines(), content_type=_JSON)
 
     async def _list_item(self, found: Found) -> Fields:
         model, entry = found
-        facts, can = await self._gateway.files.facts(model), await self._capabilities(model)
+        facts, can = await self._services.files.facts(model), await self._capabilities(model)
         return list_item(model.name if entry is None else entry.name, model, facts, can, entry)
 
     async def ps(self, context: RequestContext) -> Response:
         """GET /api/ps: what is in memory."""
-        models = self._gateway.driver.catalog.offered.values()
-        await self._gateway.files.refresh()
-        listed = await self._gateway.shares.each(models, self._loaded_item)
+        models = self._services.driver.catalog.offered.values()
+        await self._services.files.refresh()
+        listed = await self._services.shares.each(models, self._loaded_item)
         return json_response(
             {"models": [item for item in listed if item is not None]}, context.lines(), content_type=_JSON
         )
 
     async def _loaded_item(self, model: Model) -> Fields | None:
-        resident = self._gateway.driver.resident(model.name)
-        return resident and loaded_item(model, await self._gateway.files.facts(model), resident)
+        resident = self._services.driver.resident(model.name)
+        return resident and loaded_item(model, await self._services.files.facts(model), resident)
 
     async def show(self, context: RequestContext) -> Response:
         """POST /api/show: one model in detail."""
@@ -111,17 +111,17 @@ class OllamaApi:
         name = asked_name(body)
         if not name:
             raise RequestError("model is required")
-        model, entry = find(self._gateway, name)
-        gateway = self._gateway
-        theirs = await gateway.behind.shown(
-            model, gateway.driver.catalog, verbose=body.get("verbose") is True
+        model, entry = find(self._services, name)
+        services = self._services
+        theirs = await services.behind.shown(
+            model, services.driver.catalog, verbose=body.get("verbose") is True
         )
-        facts, can = await gateway.files.facts(model), await self._capabilities(model)
+        facts, can = await services.files.facts(model), await self._capabilities(model)
         told = shown(model.name if entry is None else entry.name, model, facts, can, entry, theirs=theirs)
         return json_response(told, context.lines(), content_type=_JSON)
 
     async def _capabilities(self, model: Model) -> list[str]:
-        return (await self._gateway.abilities.of(model)).listed()
+        return (await self._services.abilities.of(model)).listed()
 
     # ------------------------------------------------------------------ generation
 
@@ -134,9 +134,9 @@ class OllamaApi:
         return await self._answer(context, "/api/chat", chat=True)
 
     async def _answer(self, context: RequestContext, path: str, *, chat: bool) -> Answer:
-        gateway, body = self._gateway, await self._body(context)
+        services, body = self._services, await self._body(context)
         model, entry = self._find(context, body, is_required=chat)
-        request.check(body, is_native=_is_ollama(gateway, model))
+        request.check(body, is_native=_is_ollama(services, model))
         body = request.dressed(body, entry, chat=chat)
         telling = Telling(str(body["model"]), chat, thoughts=body.get("think") is not False)
         submission = self._submission(context, body, model)
@@ -145,12 +145,12 @@ class OllamaApi:
             return await self._load_only(context, submission, telling, model, leaves=leaves)
         submission = await self._allow(submission, body, model, chat=chat)
         telling.turns = (
-            None if chat or body.get("raw") or body.get("suffix") else _turns(body, model, gateway)
+            None if chat or body.get("raw") or body.get("suffix") else _turns(body, model, services)
         )
         telling.note = await self._not_as_asked(body, model)
         shortening = Shortening(body) if chat and body.get("truncate") is not False else None
         while True:
-            asking = _Asking(gateway, path, body, telling, model)
+            asking = _Asking(services, path, body, telling, model)
             try:
                 return await self._ask(context, submission, asking)
             except EngineRefused as error:
@@ -169,8 +169,8 @@ class OllamaApi:
     async def _allow(self, submission: Submission, body: Fields, model: Model, *, chat: bool) -> Submission:
         """Raises RequestError for what the model surely cannot do."""
         said = body.get("messages") if chat else [{"images": body.get("images")}]
-        submission = await self._gateway.abilities.check(submission, "completion", said)
-        able = await self._gateway.abilities.of(model)
+        submission = await self._services.abilities.check(submission, "completion", said)
+        able = await self._services.abilities.of(model)
         for ability, is_asked, is_able in (
             ("tools", bool(body.get("tools")), able.tools),
             ("thinking", bool(body.get("think")), able.thinking),
@@ -185,7 +185,7 @@ class OllamaApi:
         asked = request.options_of(body).get("num_ctx")
         if not isinstance(asked, int | float):
             return {}
-        context = (await self._gateway.files.facts(model)).context(model)
+        context = (await self._services.files.facts(model)).context(model)
         return {"num_ctx": context} if asked > context else {}
 
     async def _collect(self, context: RequestContext, submission: Submission, asking: "_Asking") -> Answer:
@@ -204,7 +204,7 @@ class OllamaApi:
         """An empty prompt loads the model, or with `keep_alive: 0` unloads it, unless it stays (RES-02)."""
         stays: Kept | None = None
         if leaves:
-            stays = self._gateway.unloading.begin(model, context.key)
+            stays = self._services.unloading.begin(model, context.key)
         else:
             await self._calls.load(context, submission)
         told = telling.object("", done=True) | {
@@ -229,7 +229,7 @@ class OllamaApi:
         durations = telling.durations(usage, None)
         kept = {name: durations[name] for name in ("total_duration", "load_duration", "prompt_eval_count")}
         told = await write_vectors({"model": telling.model, **kept}, vectors)
-        self._gateway.bodies.note_freed(len(told))  # the vectors by themselves
+        self._services.bodies.note_freed(len(told))  # the vectors by themselves
         return Response(told, {"Content-Type": _JSON}, lines=context.lines())
 
     async def embeddings(self, context: RequestContext) -> Response:
@@ -252,7 +252,7 @@ class OllamaApi:
         if not isinstance(dimensions, int | None) or isinstance(dimensions, bool):
             raise RequestError("dimensions must be a whole number")
         submission = self._submission(context, body, model)
-        if (await self._gateway.abilities.of(model)).embedding is False:
+        if (await self._services.abilities.of(model)).embedding is False:
             raise NotOffered(
                 f"{model.name} makes no embeddings; ask a model that lists embedding at /api/tags"
             )
@@ -262,9 +262,9 @@ class OllamaApi:
             found = await self._vectors(context, submission, texts, cuts=body.get("truncate") is not False)
             vectors, usage = found.embeddings, found.usage
             if dimensions is not None and dimensions > 0:
-                vectors = await self._gateway.shares.do(cut_vectors(vectors, dimensions))
+                vectors = await self._services.shares.do(cut_vectors(vectors, dimensions))
         elif submission.keep_alive_ms == 0:
-            self._gateway.unloading.begin(model, context.key)
+            self._services.unloading.begin(model, context.key)
         else:
             await self._calls.load(context, submission)
         if context.start is not None:
@@ -279,7 +279,7 @@ class OllamaApi:
             asked: Fields = {"model": submission.model, "input": texts}
             try:
                 whole = await self._calls.fetch(context, submission, JsonSender(asked, "/v1/embeddings"))
-                return await self._gateway.shares.do(whole.vectors())
+                return await self._services.shares.do(whole.vectors())
             except EngineRefused as error:
                 if not cuts or error.too_long is None:
                     raise
@@ -289,7 +289,7 @@ class OllamaApi:
     # ------------------------------------------------------------------ reading
 
     async def _body(self, context: RequestContext) -> Fields:
-        return await self._gateway.bodies.read_object(context)
+        return await self._services.bodies.read_object(context)
 
     def _find(self, context: RequestContext, body: Fields, *, is_required: bool) -> Found:
         """The model of a request. Ollama says in two ways that none is named; clients know both."""
@@ -300,22 +300,22 @@ class OllamaApi:
             name = body["model"] = assumed
         if not name:
             raise RequestError("model is required") if is_required else ModelNotFound("model '' not found")
-        return find(self._gateway, name)
+        return find(self._services, name)
 
     def _submission(self, context: RequestContext, body: Fields, model: Model) -> Submission:
         """The submission of a request, for the model itself: the name may be one that only this door knows."""
-        catalog = self._gateway.driver.catalog
-        submission = self._gateway.caller_options.submission(context, body, catalog)
+        catalog = self._services.driver.catalog
+        submission = self._services.caller_options.submission(context, body, catalog)
         return msgspec.structs.replace(submission, model=model.name)
 
 
-def _is_ollama(gateway: "Services", model: Model) -> bool:
-    return gateway.driver.catalog.engines[model.engine].driver == "ollama"
+def _is_ollama(services: "Services", model: Model) -> bool:
+    return services.driver.catalog.engines[model.engine].driver == "ollama"
 
 
-def _turns(body: Fields, model: Model, gateway: "Services") -> list[tuple[str, str]] | None:
+def _turns(body: Fields, model: Model, services: "Services") -> list[tuple[str, str]] | None:
     """The conversation so far, which the answer hands back; None where an Ollama keeps it."""
-    if _is_ollama(gateway, model):
+    if _is_ollama(services, model):
         return None
     turns = read_context(body.get("context"))
     system = body.get("system")
@@ -327,8 +327,8 @@ def _turns(body: Fields, model: Model, gateway: "Services") -> list[tuple[str, s
 class _Asking:
     """One request on its way: in OpenAI's words, in llama.cpp's for a text to fill in, or in Ollama's own."""
 
-    def __init__(self, gateway: "Services", path: str, body: Fields, telling: Telling, model: Model) -> None:
-        self._catalog = gateway.driver.catalog
+    def __init__(self, services: "Services", path: str, body: Fields, telling: Telling, model: Model) -> None:
+        self._catalog = services.driver.catalog
         self._path = path
         self._body = body
         self.telling = telling
@@ -337,7 +337,7 @@ class _Asking:
         self.chat = telling.chat or not (body.get("raw") or body.get("suffix"))
         is_llamacpp = self._catalog.engines[model.engine].driver == "llamacpp"
         self._fills_in = bool(body.get("suffix")) and not self.chat and is_llamacpp
-        self._send = None if _is_ollama(gateway, model) else self._sender()
+        self._send = None if _is_ollama(services, model) else self._sender()
 
     def _sender(self) -> JsonSender:
         """The request in an engine's words. Raises RequestError for what cannot be put into them."""

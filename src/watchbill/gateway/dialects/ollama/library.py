@@ -41,51 +41,51 @@ _ROLES = frozenset({"system", "user", "assistant", "tool"})
 class LibraryApi:
     """Serves copy, create, delete and blobs."""
 
-    def __init__(self, gateway: "Services", pulling: Pulling) -> None:
-        self._gateway = gateway
+    def __init__(self, services: "Services", pulling: Pulling) -> None:
+        self._services = services
         self._pulling = pulling
 
     @property
     def _library(self) -> Library:
-        if self._gateway.library is None:
+        if self._services.library is None:
             raise NotOffered("this gateway has no folder for models")
-        return self._gateway.library
+        return self._services.library
 
     # ------------------------------------------------------------------ copy and delete
 
     async def copy(self, context: RequestContext) -> Response:
         """POST /api/copy: another name for a model."""
-        body = await self._gateway.bodies.read_plain(context)
+        body = await self._services.bodies.read_plain(context)
         source, name = (_text(body, field) for field in ("source", "destination"))
         check_name(source, "source")
         target = check_name(name, "destination")
-        found = find(self._gateway, source)
+        found = find(self._services, source)
         entry = _entry_of(found, target)
         if plain_name(target) != plain_name(found.model.name):
             self._refuse_declared(target)
-            await self._library.put(self._gateway.driver, entry)
+            await self._library.put(self._services.driver, entry)
         return Response(b"", {}, lines=context.lines())
 
     async def delete(self, context: RequestContext) -> Response:
         """DELETE /api/delete: takes a name away, and its file where no other name needs it."""
-        body = await self._gateway.bodies.read_plain(context)
+        body = await self._services.bodies.read_plain(context)
         name = asked_name(body)
         check_name(name, "name")
-        model, entry = find(self._gateway, name)
-        if self._gateway.driver.catalog.engines[model.engine].driver == "ollama" and (
+        model, entry = find(self._services, name)
+        if self._services.driver.catalog.engines[model.engine].driver == "ollama" and (
             entry is None or entry.base is None
         ):
             await self._pulling.delete_there(model)
         elif entry is None and not self._library.may_remove(model):
             raise RequestError(f"{model.name} is a model of the config; take it out there")
         if entry is not None or self._library.may_remove(model):
-            await self._library.remove(self._gateway.driver, model.name if entry is None else entry.name)
+            await self._library.remove(self._services.driver, model.name if entry is None else entry.name)
         return Response(b"", {}, lines=context.lines())
 
     def _refuse_declared(self, name: str) -> None:
         """Raises RequestError for a name that the config has."""
         try:
-            found = find(self._gateway, name)
+            found = find(self._services, name)
         except ModelNotFound:
             return
         if found.entry is None:
@@ -95,7 +95,7 @@ class LibraryApi:
 
     async def create(self, context: RequestContext) -> Answer:
         """POST /api/create: a name with a system text, messages and parameters, for a model or an uploaded file."""
-        body = await self._gateway.bodies.read_plain(context)
+        body = await self._services.bodies.read_plain(context)
         name = check_name(asked_name(body), "model")
         self._refuse_declared(name)
         draft = _overlay(body, name)
@@ -114,17 +114,17 @@ class LibraryApi:
             yield {"status": "reading model metadata"}
             wanted = _text(body, "from")
             try:
-                base = _entry_of(find(self._gateway, wanted), draft.name)
+                base = _entry_of(find(self._services, wanted), draft.name)
             except ModelNotFound:
                 async for step in self._pulling.fetch(check_name(wanted, "from")):
                     yield step
-                base = _entry_of(find(self._gateway, wanted), draft.name)
+                base = _entry_of(find(self._services, wanted), draft.name)
         if draft.system:
             yield {"status": "creating system layer"}
         if draft.template:
             yield {"status": "the template is kept to be shown; the engine uses its own"}
         yield {"status": "writing manifest"}
-        await self._library.put(self._gateway.driver, _on_top(base, draft))
+        await self._library.put(self._services.driver, _on_top(base, draft))
         yield {"status": "success"}
 
     def _check_blobs(self, files: dict[str, str]) -> None:
@@ -173,7 +173,7 @@ class LibraryApi:
         hashed, size, is_right = hashlib.sha256(), 0, False
         try:
             with writing(draft, mode=PRIVATE_MODE) as file:
-                async for piece in self._gateway.bodies.pieces(context, BLOB_RECEIPT_MS):
+                async for piece in self._services.bodies.pieces(context, BLOB_RECEIPT_MS):
                     size += len(piece)
                     if size > BLOB_BYTES_MAX:
                         raise TooLarge(f"a model file has at most {BLOB_BYTES_MAX} bytes")

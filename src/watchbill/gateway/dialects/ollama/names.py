@@ -59,9 +59,9 @@ def check_name(name: str, what: str = "model") -> str:
     return short
 
 
-def find(gateway: "Services", name: str) -> Found:
+def find(services: "Services", name: str) -> Found:
     """The model of a name. Raises RequestError for one that no model can have, ModelNotFound for an unknown one."""
-    catalog, library = gateway.driver.catalog, gateway.library
+    catalog, library = services.driver.catalog, services.library
     base = split_alias(name, catalog)[0]
     model = catalog.find_model(base) or catalog.find_model(shortened(base))
     if model is None:

@@ -54,13 +54,13 @@ _SUCCESS: Fields = {"status": "success"}
 class Pulling:
     """Serves /api/pull and /api/push."""
 
-    def __init__(self, gateway: "Services") -> None:
-        self._gateway = gateway
+    def __init__(self, services: "Services") -> None:
+        self._services = services
         self._open = 0
 
     async def pull(self, context: RequestContext) -> Answer:
         """POST /api/pull."""
-        body = await self._gateway.bodies.read_plain(context)
+        body = await self._services.bodies.read_plain(context)
         name = asked_name(body)
         check_name(name)
         steps = self.fetch(name, insecure=body.get("insecure") is True)
@@ -68,7 +68,7 @@ class Pulling:
 
     async def push(self, context: RequestContext) -> Answer:
         """POST /api/push."""
-        body = await self._gateway.bodies.read_plain(context)
+        body = await self._services.bodies.read_plain(context)
         name = asked_name(body)
         if not name:
             raise RequestError("model is required")
@@ -77,12 +77,12 @@ class Pulling:
     async def fetch(self, name: str, *, insecure: bool = False) -> AsyncGenerator[Fields]:
         """The steps of a pull. Raises PullFailed, and what an Ollama says."""
         try:
-            found = find(self._gateway, name)
+            found = find(self._services, name)
         except ModelNotFound:
             found = None
         if found is not None:
             steps = self._known(found)
-        elif (there := ollama_endpoint(self._gateway.driver.catalog)) is not None:
+        elif (there := ollama_endpoint(self._services.driver.catalog)) is not None:
             steps = self._through_ollama(name, there)
         else:
             steps = self._from_registry(check_name(name), insecure=insecure)
@@ -91,7 +91,7 @@ class Pulling:
 
     async def delete_there(self, model: Model) -> None:
         """Has an Ollama delete a model that it keeps. Raises what it says."""
-        endpoint = ollama_endpoint(self._gateway.driver.catalog, model.engine)
+        endpoint = ollama_endpoint(self._services.driver.catalog, model.engine)
         assert endpoint is not None and model.source is not None
         async for _ in self._ask(endpoint, "DELETE", "/api/delete", {"model": model.source}):
             pass
@@ -99,8 +99,8 @@ class Pulling:
     # ------------------------------------------------------------------ known names
 
     async def _known(self, found: Found) -> AsyncGenerator[Fields]:
-        model, gateway = found.model, self._gateway
-        endpoint = ollama_endpoint(gateway.driver.catalog, model.engine)
+        model, services = found.model, self._services
+        endpoint = ollama_endpoint(services.driver.catalog, model.engine)
         if endpoint is not None and model.source is not None:
             async for step in self._ask(endpoint, "POST", "/api/pull", {"model": model.source}):
                 yield step
@@ -114,7 +114,7 @@ class Pulling:
                 )
             async for step in self._in_thread(_Smollm2(source.parent)):
                 yield step
-        facts = await gateway.files.facts(model)
+        facts = await services.files.facts(model)
         layer: Fields = {"status": f"pulling {facts.digest[:12]}", "digest": f"sha256:{facts.digest}"}
         yield {**layer, "total": facts.size, "completed": facts.size}
         for status in ("verifying sha256 digest", "writing manifest"):
@@ -126,16 +126,16 @@ class Pulling:
     async def _through_ollama(self, name: str, endpoint: Endpoint) -> AsyncGenerator[Fields]:
         async for step in self._ask(endpoint, "POST", "/api/pull", {"model": name}):
             if step == _SUCCESS:
-                engines = self._gateway.driver.catalog.engines.values()
+                engines = self._services.driver.catalog.engines.values()
                 engine = next(rules.name for rules in engines if rules.driver == "ollama")
                 entry = Entry(check_name(name), engine=engine, source=name, modified_s=time.time())
-                if self._gateway.library is not None:
-                    await self._gateway.library.put(self._gateway.driver, entry)
+                if self._services.library is not None:
+                    await self._services.library.put(self._services.driver, entry)
             yield step
 
     async def _push(self, name: str) -> AsyncGenerator[Fields]:
-        found = find(self._gateway, check_name(name))
-        endpoint = ollama_endpoint(self._gateway.driver.catalog, found.model.engine)
+        found = find(self._services, check_name(name))
+        endpoint = ollama_endpoint(self._services.driver.catalog, found.model.engine)
         if endpoint is None or found.model.source is None:
             yield {"status": "retrieving manifest"}
             raise NotOffered(
@@ -147,7 +147,7 @@ class Pulling:
     async def _ask(self, endpoint: Endpoint, method: str, path: str, body: Fields) -> AsyncGenerator[Fields]:
         """The lines of an Ollama's answer. Raises what it says went wrong."""
         outgoing = Outgoing(endpoint, method, path, encode({**body, "stream": True}))
-        call = self._gateway.upstream.call(outgoing, streamed=True)
+        call = self._services.upstream.call(outgoing, streamed=True)
         try:
             status = await call.head()
             if status >= 400:
@@ -167,7 +167,7 @@ class Pulling:
     # ------------------------------------------------------------------ from a registry
 
     async def _from_registry(self, name: str, *, insecure: bool) -> AsyncGenerator[Fields]:
-        library = self._gateway.library
+        library = self._services.library
         if library is None:
             raise NotOffered(
                 "this gateway has no folder for models; add an Ollama as an engine to the config"
@@ -182,7 +182,7 @@ class Pulling:
         assert work.layers is not None
         yield {"status": "writing manifest"}
         await library.put(
-            self._gateway.driver, await asyncio.to_thread(entry_of, name, work.layers, library.folder)
+            self._services.driver, await asyncio.to_thread(entry_of, name, work.layers, library.folder)
         )
         yield _SUCCESS
 

@@ -90,20 +90,20 @@ _decode = msgspec.json.Decoder(_Record).decode
 class ResponsesApi:
     """Serves /v1/responses."""
 
-    def __init__(self, gateway: "Services", folder: Path | None) -> None:
-        self._gateway = gateway
-        self._calls = ModelCalls(gateway)
+    def __init__(self, services: "Services", folder: Path | None) -> None:
+        self._services = services
+        self._calls = ModelCalls(services)
         self._store = Store(folder, tell=self._warn)
         self._stasis = Stasis(None if folder is None else folder.with_name("stasis"))
         self._background: dict[str, Background] = {}  # by the response's id, while it is made
         self._noting: asyncio.Task[None] | None = None
 
     def _warn(self, text: str) -> None:
-        self._gateway.driver.tell(Alert(AlertKind.DISK, text))
+        self._services.driver.tell(Alert(AlertKind.DISK, text))
 
     async def resume(self) -> None:
         """Goes on with what an earlier daemon was asked for and did not come to."""
-        if self._gateway.server.store_responses:
+        if self._services.server.store_responses:
             for parked in await self._stasis.found():
                 await self._go_on(parked)
 
@@ -151,39 +151,39 @@ class ResponsesApi:
         self, context: RequestContext, *, counting: bool = False, token: str | None = None
     ) -> tuple[Asked, Allowed]:
         """A request, and the chat that it means with all that was said before, as its model may be asked it."""
-        gateway = self._gateway
-        body = await gateway.bodies.read_object(context)
+        services = self._services
+        body = await services.bodies.read_object(context)
         if context.lifted is not None:
             body = _restored(body, context.lifted)
         read = partial(request.read, body, counting=counting, token=token)
-        asked = await gateway.shares.aside(read, context.held)
-        submission = gateway.caller_options.submission(context, body, gateway.driver.catalog)
+        asked = await services.shares.aside(read, context.held)
+        submission = services.caller_options.submission(context, body, services.driver.catalog)
         items, before = await self._conversation(context.owner, asked)
         size = context.held + before
-        chat = await gateway.shares.aside(partial(request.as_chat, asked, body, items), size)
+        chat = await services.shares.aside(partial(request.as_chat, asked, body, items), size)
         check_ranges(chat)
         if asked.body.get("truncation") == "auto":
             await self._shorten(context, chat, submission.model, size)
-        return asked, await gateway.abilities.allow(submission, chat)
+        return asked, await services.abilities.allow(submission, chat)
 
     async def _shorten(self, context: RequestContext, chat: Fields, name: str, size: int) -> None:
-        model = self._gateway.driver.catalog.find_model(name)
+        model = self._services.driver.catalog.find_model(name)
         if model is not None:
-            tokens = (await self._gateway.files.facts(model)).context(model)
+            tokens = (await self._services.files.facts(model)).context(model)
             messages, lifted = cast("list[Fields]", chat["messages"]), context.lifted
 
             def size_of(message: Fields) -> int:
                 return len(_encode(message)) if lifted is None else sum(map(len, lifted.written(message)))
 
             fitting = partial(request.fitting, messages, tokens, chat.get("max_tokens"), size_of)
-            chat["messages"] = await self._gateway.shares.aside(fitting, size)
+            chat["messages"] = await self._services.shares.aside(fitting, size)
 
     def _making(self, context: RequestContext, asked: Asked) -> Making:
         return Making(asked, is_stored=self._is_kept(context, asked))
 
     def _is_kept(self, context: RequestContext, asked: Asked) -> bool:
         is_private = context.request.headers.get("x-watchbill-private") == "1"
-        return self._gateway.server.store_responses and asked.store and not is_private
+        return self._services.server.store_responses and asked.store and not is_private
 
     async def _make_later(
         self,
@@ -193,7 +193,7 @@ class ResponsesApi:
         send: JsonSender,
         forced: ForcedCall | None,
     ) -> Response:
-        if not self._gateway.server.store_responses:
+        if not self._services.server.store_responses:
             raise RequestError(
                 "no response can be made in the background: none is stored here (server.store_responses)"
             )
@@ -236,7 +236,7 @@ class ResponsesApi:
             await self._stasis.leave(asked.id)
             self._background.pop(asked.id, None)
 
-        made = Background(self._gateway, work, lambda: self._making(work, asked), keep, begun)
+        made = Background(self._services, work, lambda: self._making(work, asked), keep, begun)
         self._background[asked.id] = made
         if self._noting is None:
             self._noting = asyncio.get_running_loop().create_task(self._note(), name="stasis")
@@ -255,10 +255,10 @@ class ResponsesApi:
 
     async def _go_on(self, parked: Parked) -> None:
         """Makes a response of an earlier daemon to its end."""
-        gateway, token = self._gateway, parked.id.removeprefix("resp_")
+        services, token = self._services, parked.id.removeprefix("resp_")
         work = unsent("/v1/responses", _encode(parked.body), parked.headers)
         try:
-            work.key = key_of(gateway, parked.owner, "response")
+            work.key = key_of(services, parked.owner, "response")
             asked = request.read(parked.body, token=token)
             record = await self._record(parked.owner, parked.id)
         except TheirsError as error:  # by today's config it cannot be made: its record says that it failed
@@ -330,14 +330,14 @@ class ResponsesApi:
         return record
 
     async def _record(self, owner: str, id: str) -> _Record | None:
-        if not self._gateway.server.store_responses:
+        if not self._services.server.store_responses:
             return None
         # Looked for first: it may end while its file, which says that it has not, is being read.
         made = self._background.get(id)
         content = await self._store.get(owner, id)
         if content is None:
             return None
-        record = await self._gateway.shares.aside(lambda: _decode(content), len(content))
+        record = await self._services.shares.aside(lambda: _decode(content), len(content))
         if record.response.get("status") in _UNFINISHED:
             record.was_unfinished = True
             record.response = restarted(record.response) if made is None else made.now()

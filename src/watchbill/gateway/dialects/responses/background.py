@@ -49,15 +49,15 @@ class Background:
 
     def __init__(
         self,
-        gateway: "Services",
+        services: "Services",
         work: RequestContext,
         make: Callable[[], Making],
         keep: Callable[[Fields], Awaitable[None]],
         begun: Begun | None = None,
     ) -> None:
         """`begun` says how far an earlier daemon has come with it."""
-        self._gateway, self._work, self._keep = gateway, work, keep
-        self._calls = _Announcing(gateway, begun)
+        self._services, self._work, self._keep = services, work, keep
+        self._calls = _Announcing(services, begun)
         self._begun = begun
         self._collecting = Collecting(make, lambda: work.model)
         self._task: asyncio.Task[None] | None = None
@@ -120,11 +120,11 @@ class Background:
                 raise error  # its caller still waits for the verdict
             if isinstance(error, ShuttingDown):
                 return _Made(error.status, None)
-            self._gateway.note_broken(work, error)
+            self._services.note_broken(work, error)
             return _Made(error.status, self._collecting.failed(error))
 
         try:
-            self._final = (await self._gateway.frame.carry(self._work, ask, refused)).final
+            self._final = (await self._services.frame.carry(self._work, ask, refused)).final
         except asyncio.CancelledError:
             if not self._is_parked:
                 self._final = self._collecting.cancelled()
@@ -133,7 +133,7 @@ class Background:
 
     async def _insist(self, prepare: Prepare) -> Whole | Fallback:
         """Asks until it is not refused for now. An engine that does not go on from what there is begins anew."""
-        closing = self._gateway.closing
+        closing = self._services.closing
         while not closing.is_set():
             try:
                 return await self._collect(*await prepare())
@@ -166,8 +166,8 @@ class _Made(NamedTuple):
 class _Announcing(ModelCalls):
     """Says when the scheduler has accepted the request, and goes on from what an earlier daemon has."""
 
-    def __init__(self, gateway: "Services", begun: Begun | None) -> None:
-        super().__init__(gateway)
+    def __init__(self, services: "Services", begun: Begun | None) -> None:
+        super().__init__(services)
         self.accepted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.begun = begun if begun is not None and begun.text else None
         self._relay: Relay | None = None
@@ -196,7 +196,7 @@ class _Announcing(ModelCalls):
     ) -> Relay:
         relay = super()._submit(context, submission, send, streamed=streamed, unknown=unknown)
         if self.begun is not None:
-            relay.resume = Resumption(relay.ticket.model, self._gateway.not_continued, self.begun)
+            relay.resume = Resumption(relay.ticket.model, self._services.not_continued, self.begun)
         self._relay = relay
         if not self.accepted.done():
             self.accepted.set_result(None)
