@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+import itertools
 import json
 import socket
 from collections.abc import AsyncIterator
@@ -116,6 +117,28 @@ async def test_an_engine_that_dies_twice_is_an_error(body: object) -> None:
         answer = await opened.ask("/v1/chat/completions", body)
         assert (answer.status, answer.code) == (502, "engine_failed")
         assert answer.json["error"]["source"] == "engine"
+        assert len(opened.peer.asked) == 2
+        assert opened.outcomes() == {"engine_failed": 1} and not opened.driver.requests()
+
+
+@pytest.mark.parametrize("body", [CHAT, STREAM], ids=["whole", "stream"])
+@pytest.mark.parametrize("is_told_first", list(itertools.product((False, True), repeat=2)), ids=str)
+async def test_two_deaths_are_two_whoever_hears_of_each_first(
+    body: object, is_told_first: tuple[bool, bool]
+) -> None:
+    """R30: the scheduler hears of a death before the connection ends, or after it."""
+    deaths = iter(is_told_first)
+
+    async def talk(_asked: Asked, writer: asyncio.StreamWriter) -> None:
+        if next(deaths):
+            opened.engine.die("a")
+            await asyncio.Event().wait()
+        writer.close()
+        asyncio.get_running_loop().call_later(0.02, opened.engine.die, "a")
+
+    async with open_gateway(in_turn(talk, talk, stream_of(EVENTS))) as opened:
+        answer = await opened.ask("/v1/chat/completions", body)
+        assert (answer.status, answer.code) == (502, "engine_failed")
         assert len(opened.peer.asked) == 2
         assert opened.outcomes() == {"engine_failed": 1} and not opened.driver.requests()
 

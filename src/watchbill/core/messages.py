@@ -490,6 +490,7 @@ class Cut(Action, frozen=True):
 
     id: str
     how: CutKind
+    is_orphaned: bool = False  # its engine died or was reset
 
 
 class Load(Action, frozen=True):

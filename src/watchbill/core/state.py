@@ -454,7 +454,7 @@ class State:
             if how != CutKind.BOUNDARY:
                 running.deadline = now + CUT_LIMIT_MS
             self.wakes.append(running.deadline)
-            self.out.append(Cut(running.request.id, how))
+            self.out.append(Cut(running.request.id, how, running.is_orphaned))
 
     # ------------------------------------------------------------------ out
 

@@ -249,9 +249,11 @@ class Relay(AbstractContextManager["Relay", None]):
             return await self.more()
         except EngineFailed as error:
             start, resume = self._start, self.resume
-            if start is None or resume is None or not self._is_continued(resume, error):
+            if start is None or resume is None:
                 raise
-            if self.ticket.cut is not CutKind.BOUNDARY:
+            if self.ticket.cut is not CutKind.BOUNDARY or not resume.can_go_on:
+                if not self._is_repeatable(error) or not self._advances():
+                    raise
                 self._failed_attempt = start.attempt
             let_go(error)
             return await self._yield_turn(out, resume)
@@ -471,13 +473,11 @@ class Relay(AbstractContextManager["Relay", None]):
             if is_second or not self._is_repeatable(error):
                 raise self._reason(error) from None
             self._failed_attempt = self._start.attempt
+        elif self.ticket.is_orphaned and self._call is not None:
+            self._failed_attempt = (
+                self._start.attempt
+            )  # the scheduler heard of its death first: that counts, too
         self._return_turn()
-
-    def _is_continued(self, resume: Resumption, error: EngineFailed) -> bool:
-        """Whether an answer that broke off goes on: it was to stop anyway, or another machine failed it."""
-        if self.ticket.cut is CutKind.BOUNDARY:
-            return resume.can_go_on
-        return self._is_repeatable(error) and self._advances()
 
     def _is_repeatable(self, error: EngineFailed) -> bool:
         """Whether the engine is gone, as the scheduler or the broken connection says."""

@@ -567,7 +567,7 @@ class Driver:
     def _cut(self, action: m.Cut) -> None:
         ticket = self._tickets.get(action.id)
         if ticket is not None:
-            ticket.cut_off(action.how)
+            ticket.cut_off(action.how, is_orphaned=action.is_orphaned)
 
     def _load(self, action: m.Load) -> None:
         self._engines.load(action, self._parts.learned.before_load)

@@ -153,6 +153,7 @@ class Ticket:
     start: Start | None = None  # once it is granted; `granted` waits for it
     #: Why the running request must end, once the driver has cut it.
     cut: CutKind | None = None
+    is_orphaned: bool = False  # it was cut because its engine died or was reset
     #: Called once when `cut` is set; it aborts the upstream connection.
     on_cut: Callable[[], None] | None = None
     _waiter: "asyncio.Future[Start] | None" = None  # created only for a ticket that has to wait; most do not
@@ -205,7 +206,7 @@ class Ticket:
     def give_back(self) -> None:
         """Returns a turn of which the caller has received nothing, or whose answer is continued: it waits again."""
         if not self._ended:
-            self.cut = None
+            self.cut, self.is_orphaned = None, False
             self._sent = False
             self.on_cut = None
             self.start = self._waiter = None
@@ -279,10 +280,10 @@ class Ticket:
             self._waiter.set_exception(error)
             self._waiter.exception()  # a caller that left earlier must not leave a warning behind
 
-    def cut_off(self, how: CutKind) -> None:
+    def cut_off(self, how: CutKind, *, is_orphaned: bool = False) -> None:
         """Ends a running request; called by the driver. One that goes on to a boundary can still be ended at once."""
         if self.cut in (None, CutKind.BOUNDARY) and self.cut is not how and not self._ended:
-            self.cut = how
+            self.cut, self.is_orphaned = how, is_orphaned
             if self.on_cut is not None:
                 self.on_cut()
 
