@@ -226,6 +226,7 @@ class CrewGuard:
         while True:
             self.reap()
             self.advance()
+            self.flush()
             if self.is_closing and not self.tasks and not self.children():
                 return
             self.wait()
@@ -574,11 +575,13 @@ class CrewGuard:
     # ------------------------------------------------------------ reports
 
     def say(self, report: dict[str, object]) -> None:
+        """Tells the agent something at the end of this turn: reports that come together wake it once."""
         self.unsaid += json.dumps(report).encode() + b"\n"
-        self.flush()
 
     def flush(self) -> None:
         """Writes as much as the agent takes. One that is stopped takes nothing, and never stops us."""
+        if not self.unsaid:
+            return
         try:
             while self.unsaid:
                 self.unsaid = self.unsaid[os.write(self.status, self.unsaid) :]

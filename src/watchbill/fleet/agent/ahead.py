@@ -78,6 +78,10 @@ class Ahead:
             return []
         return self.clear()
 
+    def left_s(self) -> float | None:
+        """How long the first of them may still wait; None while none waits."""
+        return max(0.0, self._waiting[0].until - time.monotonic()) if self._waiting else None
+
     def clear(self) -> list[Prepared]:
         """Everything that waits, for the queue; nothing is claimed ahead until another task was quick."""
         found = [each.prepared for each in self._waiting]

@@ -63,6 +63,7 @@ class Round:
     prepared: list[Prepared] = field(default_factory=list[Prepared])
     reported: list[Result] = field(default_factory=list[Result])
     is_empty: bool = True  # the queue had nothing that this agent may take now
+    leaves_more: bool = False  # the queue had more than was taken
     was_cut: bool = False  # other slips may be taken at once: another agent was faster, or one was given back
     has_later: bool = False  # it has something that the agent leaves to others for a while
     fault: OSError | None = None  # of a claim that may or may not have been carried out
@@ -230,6 +231,7 @@ class Desk:
         offered = self._board.offered()
         chosen = choose(offered, standing, self._left_to_others(offered, standing, now_ms))
         done.is_empty = not chosen and not done.prepared
+        done.leaves_more = len(offered) > len(chosen)
         done.has_later = bool(self._cold)
         for name in chosen:
             try:

@@ -121,7 +121,9 @@ class Agent:
         self._health = Health.HEALTHY  # of the device, as it was last told
         self._is_leaving = False
         self._found_nothing = False
+        self._may_have_more = False  # the queue, when it was last looked at or heard of
         self._work = asyncio.Event()
+        self._alarm: asyncio.TimerHandle | None = None  # that sets it
         self._care = asyncio.Event()
         self._left = asyncio.Event()
 
@@ -263,6 +265,7 @@ class Agent:
     def _on_arrival(self) -> None:
         arrived = self._watch.arrivals() if self._watch is not None else set[str]()
         self._work.set()
+        self._may_have_more |= places.QUEUE in arrived
         if places.SIGNALS in arrived:  # a care cycle looks at every process: not for each slip in the queue
             self._care.set()
 
@@ -311,8 +314,8 @@ class Agent:
 
     async def _round(self, desk: Desk, standing: Standing | None) -> None:
         """Report and claim. Where the queue is likely to have more, the next tasks run while the reports of the last
-        ones are synced."""
-        if standing is not None and self._finished and not self._found_nothing:
+        ones are synced. Where it is not, nothing comes before the report: the next task of a chain waits for it."""
+        if standing is not None and self._finished and self._may_have_more:
             await self._report_and_claim(desk, deque(), standing)
             standing = None
         if standing is None and self._gathers_reports():
@@ -321,12 +324,23 @@ class Agent:
 
     def _gathers_reports(self) -> bool:
         """Whether more results are about to come that can be synced together with those that wait."""
-        has_more = bool(self._running) and (bool(self._ahead) or not self._found_nothing)
+        has_more = bool(self._running) and (bool(self._ahead) or self._may_have_more)
         left_s = self._finished_at + limits.REPORT_GATHER_MS / 1000 - time.monotonic()
         if not has_more or self._is_leaving or left_s <= 0 or len(self._finished) >= limits.REPORT_GATHER_MAX:
             return False
-        asyncio.get_running_loop().call_later(left_s, self._work.set)
+        self._work_again_in(left_s)
         return True
+
+    def _work_again_in(self, seconds: float) -> None:
+        """Wake the work cycle by the clock. One timer at a time, the earliest: one for each of thousands of short tasks
+        made the loop slow."""
+        loop = asyncio.get_running_loop()
+        when = loop.time() + seconds
+        if self._alarm is not None and not self._alarm.cancelled():
+            if loop.time() < self._alarm.when() <= when:
+                return
+            self._alarm.cancel()
+        self._alarm = loop.call_at(when, self._work.set)
 
     async def _return_what_waits(self, desk: Desk) -> None:
         """Return the tasks that were claimed ahead and did not start in time, or that are not to start any more."""
@@ -335,6 +349,8 @@ class Agent:
         waiting = self._ahead.overdue() if self._may_start() else self._ahead.clear()
         if waiting:
             await self._files.do(lambda: desk.give_back_unstarted([each.name for each in waiting]))
+        if (left_s := self._ahead.left_s()) is not None:
+            self._work_again_in(left_s)
 
     def _may_start(self) -> bool:
         return not self._is_leaving and self._hold is None and self._fault is None and self._crew.is_open
@@ -359,6 +375,7 @@ class Agent:
                 done.has_later,
             )  # fmt: skip
             self._found_nothing = done.is_empty and not done.has_later
+            self._may_have_more = done.leaves_more
         if done.was_cut or (not done.is_empty and (self._watch is None or self._watch.is_blind)):
             self._work.set()  # there may be more that fits; whatever arrives later is heard
         if done.fault is not None:
@@ -407,17 +424,14 @@ class Agent:
     async def _start(self, desk: Desk, prepared: Prepared) -> None:
         job, slip = prepared.job, prepared.slip
         if prepared.task_class is TaskClass.CPU and self._slots_free() <= 0:
-            self._wait_for_slot(prepared)
+            self._ahead.put(prepared)
+            self._work_again_in(limits.AHEAD_MS_MAX / 1000)
             return
         if prepared.task_class is TaskClass.SCRIPT and not await self._memory.borrow(job.id, slip.vram_mb):
             await self._files.do(lambda: desk.give_back(prepared.name, _now_ms()))
             self._work.set()  # something smaller may fit
             return
         self._begin(prepared)
-
-    def _wait_for_slot(self, prepared: Prepared) -> None:
-        self._ahead.put(prepared)
-        asyncio.get_running_loop().call_later(limits.AHEAD_MS_MAX / 1000, self._work.set)
 
     def _begin(self, prepared: Prepared) -> None:
         job, slip = prepared.job, prepared.slip
@@ -722,7 +736,7 @@ class Agent:
             (*device.constraints, *([HELD] if self._hold is not None else [])),
             None if self._hold is None else self._hold.shown(),
             self._options.cpu_slots,
-            max(self._sandboxes, default=Sandbox.NONE, key=list(Sandbox).index).value,
+            max(self._sandboxes, default=Sandbox.NONE, key=lambda each: each.strength).value,
             host_name(),
             device.devices,
             device.own_model,
