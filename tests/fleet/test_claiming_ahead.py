@@ -1,6 +1,8 @@
 """Tasks that an agent claims before a slot is free: only quick ones, never for long, and each runs once."""
 
 import json
+from collections import deque
+from pathlib import Path
 
 import pytest
 
@@ -10,13 +12,14 @@ from watchbill import limits
 from watchbill.files.host import boot_id
 from watchbill.fleet.agent.ahead import Ahead
 from watchbill.fleet.agent.desk import Desk
-from watchbill.fleet.agent.work import Prepared
+from watchbill.fleet.agent.work import Prepared, Setting
 from watchbill.fleet.folder import places
 from watchbill.fleet.folder.agent_report import AgentReport
 from watchbill.fleet.folder.heartbeat import Heartbeat, Pulse, write_heartbeat
 from watchbill.fleet.folder.signals import Order
 from watchbill.fleet.folder.slips import Slip
 from watchbill.fleet.folder.work import Work
+from watchbill.fleet.matching.claiming import Standing
 from watchbill.plans.task import TaskClass
 from watchbill.processes.crew import Job
 
@@ -69,6 +72,24 @@ def test_an_agent_that_leaves_starts_nothing_of_what_it_claimed_ahead(rig: Fleet
     wait_until(lambda: rig.turn() or held_by(rig, "cpu-1") == [])
     assert len(rig.disk.names(places.QUEUE)) == 10
     assert len(rig.entries("b1", "accept")) == 20 and not rig.entries("b1", "lost")
+
+
+def test_what_could_not_be_returned_is_taken_up_again(rig: FleetRig, tmp_path: Path) -> None:
+    """FLEET-09: the reply to the first of several returns was lost; the others were in nobody's mind after that."""
+    rig.submit("b1", "".join(f"### t{number}\n- **command**: `true`\n" for number in range(3)))
+    rig.turn()
+    desk, setting = Desk(rig.root, "cpu-1"), Setting(rig.root, "cpu-1", tmp_path)
+    desk.join(cpu_slots=3)
+    standing = Standing("cpu-1", 3)
+    names = [each.name for each in desk.round(setting, deque(), standing, 0).prepared]
+    assert len(names) == 3
+    in_the_way = rig.root / places.QUEUE / names[0]
+    in_the_way.mkdir()
+    with pytest.raises(IsADirectoryError):
+        desk.give_back_unstarted(names)
+    in_the_way.rmdir()
+    assert desk.look().held == set(names)
+    assert [each.name for each in desk.round(setting, deque(), standing, 0).prepared] == names
 
 
 def held_by_a_dead_agent(rig: FleetRig) -> list[str]:

@@ -183,8 +183,8 @@ class Desk:
 
     def give_back_unstarted(self, names: list[str]) -> None:
         """Return slips that were claimed ahead: whoever has a free slot first may take them, this agent too."""
+        self._taken.difference_update(names)  # what a fault keeps here is found at the next look
         for name in names:
-            self._taken.discard(name)
             self._board.give_back(self.agent, name)
 
     # ------------------------------------------------------------ reports
