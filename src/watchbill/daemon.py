@@ -26,6 +26,7 @@ from typing import Protocol
 from watchbill import config
 from watchbill.batches.service import Batches
 from watchbill.catalog import Catalog, FleetRules, Server, SpoolRules
+from watchbill.config.limits import PORT_MAX
 from watchbill.engines.llamacpp import missing_server
 from watchbill.engines.process import missing_program
 from watchbill.engines.registry import make_engine
@@ -34,9 +35,10 @@ from watchbill.files.atomic import make_folder
 from watchbill.files.disk import DISK_FULL
 from watchbill.fleet.command_lines import fleet_folder, programs_of
 from watchbill.gateway.app import Gateway
+from watchbill.gateway.limits import DRAIN_MS
 from watchbill.gateway.server import Serving, serve
 from watchbill.journal import Journal
-from watchbill.limits import CONFIG_LOOK_MS, DESCRIPTORS_KEPT, DRAIN_MS, PORT_MAX, SHELF_LOOK_MS
+from watchbill.limits import CONFIG_LOOK_MS, DESCRIPTORS_KEPT
 from watchbill.notify import Notifier
 from watchbill.probes.cards import find_cards
 from watchbill.probes.disk import DiskProbe
@@ -59,6 +61,7 @@ from watchbill.runtime.placing import Placing, find_places
 from watchbill.runtime.probe_loop import ProbeLoop
 from watchbill.runtime.recorder import Recorder
 from watchbill.shelf import Why
+from watchbill.shelf.limits import SHELF_LOOK_MS
 from watchbill.sizes import Sizes
 
 __all__ = ["Options", "Screen", "run"]

@@ -32,7 +32,7 @@ from watchbill.limits import (
     GGUF_SHARDS_MAX,
     GGUF_TENSORS_MAX,
     GGUF_TEXT_BYTES_MAX,
-)  # fmt: skip
+)
 from watchbill.quoting import quoted
 from watchbill.units import Bytes
 

@@ -33,7 +33,7 @@ from watchbill.limits import (
     JOURNAL_SUBSCRIBERS_MAX,
     JOURNAL_SYNC_MS,
     JOURNAL_TEXT_CHARS_MAX,
-)  # fmt: skip
+)
 from watchbill.listeners import Listener
 from watchbill.units import format_bytes, format_millis
 

@@ -10,9 +10,9 @@ import pytest
 from support.eventually import eventually
 from support.open_gateway import OpenGateway, open_gateway, raw
 from support.peer import Asked, stream_of
+from watchbill.engines.limits import UPSTREAM_BUFFER_BYTES_MAX
 from watchbill.gateway import body
 from watchbill.gateway.http.listener import Listener
-from watchbill.limits import UPSTREAM_BUFFER_BYTES_MAX
 
 CHAT = json.dumps({"model": "a", "messages": []}).encode()
 EMBEDDINGS = b"POST /v1/embeddings HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n%b" % (

@@ -7,7 +7,7 @@ import pytest
 
 from support.eventually import wait_until
 from support.fleet_folder import FleetFolder
-from watchbill import limits
+from watchbill.fleet import limits
 from watchbill.fleet.coordinator.watchers import Stranded
 from watchbill.fleet.folder import places
 from watchbill.fleet.folder.agent_report import AgentReport

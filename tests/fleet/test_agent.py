@@ -222,7 +222,7 @@ def test_a_retry_goes_on_behind_the_items_that_are_done(
     rig: FleetRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """PLAN-04: batch_size items in one claim; the failed one is the first of the next attempt."""
-    monkeypatch.setattr("watchbill.limits.BACK_OFF_MS", (0, 0, 0))
+    monkeypatch.setattr("watchbill.fleet.limits.BACK_OFF_MS", (0, 0, 0))
     command = "echo {ITEM} >> {BATCH_PATH}/ran; [ {ITEM} != c ] || [ $WATCHBILL_ATTEMPT -gt 1 ]"
     folder = rig.submit("b1", task("a", command, "foreach**: items.json", "batch_size**: 5"))
     (folder / "items.json").write_text(json.dumps(list("abcde")))

@@ -12,15 +12,16 @@ import pytest
 
 from support.eventually import eventually
 from support.fleet_rig import FleetRig, marked_processes, quicken, running_agent
-from watchbill import limits
 from watchbill.errors import OursError
 from watchbill.files.host import boot_id
+from watchbill.fleet import limits
 from watchbill.fleet.agent.loop import Agent, AgentOptions
 from watchbill.fleet.folder import places
 from watchbill.fleet.folder.agent_report import AgentReport
 from watchbill.fleet.folder.disk import FolderDisk
 from watchbill.fleet.folder.heartbeat import Heartbeat, Pulse, write_heartbeat
 from watchbill.fleet.folder.values import Fields
+from watchbill.processes import limits as processes_limits
 
 WAITING = "### a\n- **command**: `touch {BATCH_PATH}/started; while [ ! -e {BATCH_PATH}/go ]; do sleep 0.05; done`\n"
 
@@ -92,8 +93,8 @@ async def test_a_folder_that_hangs_stops_neither_the_guard_nor_the_end(
 ) -> None:
     """The file thread is stuck as on a dead mount: tasks end by their lease, and the agent leaves when it is told."""
     monkeypatch.setattr(limits, "AGENT_LEASE_MS", 1_000)
-    monkeypatch.setattr(limits, "LEAVE_LAST_MS_MAX", 200)
-    monkeypatch.setattr(limits, "STOP_TERM_MS", 200)
+    monkeypatch.setattr(processes_limits, "LEAVE_LAST_MS_MAX", 200)
+    monkeypatch.setattr(processes_limits, "STOP_TERM_MS", 200)
     rig.submit("b1", WAITING)
     agent = Agent(options(rig))
     serving = asyncio.create_task(agent.run())

@@ -8,7 +8,7 @@ import pytest
 from support.eventually import wait_until
 from support.fleet_folder import shared_folder
 from support.fleet_rig import FleetRig
-from watchbill import limits
+from watchbill.fleet import limits
 from watchbill.fleet.coordinator.loop import Coordinator
 from watchbill.fleet.folder import places
 from watchbill.fleet.folder.agent_report import AgentReport, HeldWhy

@@ -8,8 +8,8 @@ import pytest
 
 from support.eventually import wait_until
 from support.fleet_rig import FleetRig
-from watchbill import limits
 from watchbill.files.host import boot_id
+from watchbill.fleet import limits
 from watchbill.fleet.agent.ahead import Ahead
 from watchbill.fleet.agent.desk import Desk
 from watchbill.fleet.agent.work import Prepared, Setting

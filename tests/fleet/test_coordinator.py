@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from watchbill import limits
+from watchbill.fleet import limits as fleet_limits
 from watchbill.fleet.coordinator.loop import Coordinator
 from watchbill.fleet.folder import places
 from watchbill.fleet.folder.board import Board
@@ -38,7 +39,7 @@ class Rig:
         self.seq = 0
         self.brain = self.new_brain(0)
 
-    def new_brain(self, now_ms: int, produces_ms: int = limits.PRODUCES_MS_MAX) -> Coordinator:
+    def new_brain(self, now_ms: int, produces_ms: int = fleet_limits.PRODUCES_MS_MAX) -> Coordinator:
         brain = Coordinator(
             self.disk, Watcher("manager"), Pulse("manager", 1, 1, 0), wall_ms=lambda: 1_767_225_600_000,
             produces_ms=produces_ms,
@@ -178,7 +179,7 @@ def test_ten_tasks_end_before_ten_thousand_that_came_first(rig: Rig) -> None:
             rig.report(name)
             accepted.append(slip.batch)
         rig.brain.turn(now_ms)
-        assert len(rig.board.offered()) <= limits.RELEASE_MIN
+        assert len(rig.board.offered()) <= fleet_limits.RELEASE_MIN
     assert accepted.count("big") < 60
 
 
@@ -294,7 +295,7 @@ def test_a_second_coordinator_waits_for_one_of_another_machine_and_not_for_a_dea
     elsewhere = Office(rig.disk, Watcher("another"))
     assert elsewhere.occupant(0) is not None
     assert elsewhere.occupant(89_999) is not None
-    rig.brain.turn(limits.COORDINATOR_BEAT_MS)
+    rig.brain.turn(fleet_limits.COORDINATOR_BEAT_MS)
     assert elsewhere.occupant(90_000) is not None
     assert elsewhere.occupant(180_000) is None
 
@@ -349,7 +350,7 @@ def test_a_group_of_entries_that_a_power_cut_tore_anywhere_is_finished_by_the_ne
         ], kept
 
 
-@pytest.mark.parametrize("produces_ms", [limits.PRODUCES_MS_MAX, limits.PRODUCES_NETWORK_MS_MAX])
+@pytest.mark.parametrize("produces_ms", [fleet_limits.PRODUCES_MS_MAX, fleet_limits.PRODUCES_NETWORK_MS_MAX])
 def test_a_file_that_a_task_produced_may_show_late_and_one_that_never_does_fails_it(
     rig: Rig, produces_ms: int
 ) -> None:
@@ -379,15 +380,17 @@ def test_a_task_without_progress_is_aborted_then_killed_then_left_to_a_person(ri
     [(name, _)] = rig.claim()
     folder = rig.root / places.SIGNALS
     seen: dict[int, list[str]] = {}
-    for now_ms in range(0, limits.STUCK_AFTER_MS + 3 * limits.STUCK_STEP_MS, limits.STUCK_LOOK_MS):
+    for now_ms in range(
+        0, limits.STUCK_AFTER_MS + 3 * fleet_limits.STUCK_STEP_MS, fleet_limits.STUCK_LOOK_MS
+    ):
         rig.beat()
         rig.brain.turn(now_ms)
         if sorted(os.listdir(folder)) not in seen.values():
             seen[now_ms] = sorted(os.listdir(folder))
     times = list(seen)
     assert list(seen.values()) == [[], ["cpu-1.abort.a"], ["cpu-1.abort.a", "cpu-1.kill.a"]]
-    assert limits.STUCK_AFTER_MS <= times[1] <= limits.STUCK_AFTER_MS + 3 * limits.STUCK_LOOK_MS
-    assert times[2] - times[1] == limits.STUCK_STEP_MS
+    assert limits.STUCK_AFTER_MS <= times[1] <= limits.STUCK_AFTER_MS + 3 * fleet_limits.STUCK_LOOK_MS
+    assert times[2] - times[1] == fleet_limits.STUCK_STEP_MS
     assert [entry["cause"] for entry in rig.kinds("b1", "hold")] == ["stuck"]
     assert os.listdir(rig.root / places.MANUAL) == [name]
 

@@ -12,8 +12,7 @@ import pytest
 
 from support.eventually import eventually
 from support.fleet_rig import marked_processes
-from watchbill import limits
-from watchbill.processes import reap
+from watchbill.processes import limits, reap
 from watchbill.processes.crew import Cause, Crew, CrewEvent, Ended, Job, LeaseHeard, Started
 
 BASH = ("bash", "--noprofile", "--norc", "-c")

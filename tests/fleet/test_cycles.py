@@ -7,7 +7,7 @@ import pytest
 
 from support.eventually import eventually
 from support.fleet_rig import FleetRig, quicken, running_agent
-from watchbill import limits
+from watchbill.fleet import limits
 from watchbill.fleet.agent.loop import AgentOptions
 from watchbill.fleet.folder.heartbeat import read_heartbeat
 from watchbill.fleet.folder.signals import Order, pending, send

@@ -14,6 +14,7 @@ from watchbill import limits
 from watchbill.errors import IllegalTransition, OursError
 from watchbill.files import checked_log
 from watchbill.files.host import boot_id, start_time
+from watchbill.fleet import limits as fleet_limits
 from watchbill.fleet.folder import places, signals
 from watchbill.fleet.folder.agent_report import AgentReport, HeldWhy, OnHold
 from watchbill.fleet.folder.board import Board
@@ -123,7 +124,7 @@ def test_a_slip_tells_by_its_name_who_may_take_it(
 ) -> None:
     name = slip_name(headline, model=model, batch=batch, task=task)
     assert headline_of(name) == headline
-    assert len(name.encode()) <= limits.SLIP_NAME_BYTES_MAX
+    assert len(name.encode()) <= fleet_limits.SLIP_NAME_BYTES_MAX
     assert "/" not in name and not name.startswith(".")
 
 
@@ -355,7 +356,7 @@ def test_what_is_nobodys_fault_is_not_counted() -> None:
     assert isinstance(judged(End.LOST), Lost)
     assert isinstance(judged(End.UNREADABLE), Lost)
     assert not judged(End.SOFT_STOP).is_counted
-    assert judged(End.SOFT_STOP, TaskState(soft_stops=limits.SOFT_STOPS_MAX)).is_counted
+    assert judged(End.SOFT_STOP, TaskState(soft_stops=fleet_limits.SOFT_STOPS_MAX)).is_counted
 
 
 def test_a_command_that_is_not_there_is_tried_on_one_other_agent() -> None:
@@ -380,7 +381,12 @@ def test_exit_codes(rc: int, end: End) -> None:
 
 
 def test_the_window_grows_with_the_slots_within_bounds() -> None:
-    assert [window_of(Crowd(slots=slots)) for slots in (0, 4, 10, 10**6)] == [32, 32, 80, limits.RELEASE_MAX]
+    assert [window_of(Crowd(slots=slots)) for slots in (0, 4, 10, 10**6)] == [
+        32,
+        32,
+        80,
+        fleet_limits.RELEASE_MAX,
+    ]
 
 
 def test_a_higher_priority_goes_first_then_each_batch_in_turn() -> None:

@@ -11,6 +11,7 @@ import pytest
 from support.eventually import eventually
 from support.fleet_rig import FleetRig, marked_processes, quicken, running_agent
 from watchbill import limits
+from watchbill.fleet import limits as fleet_limits
 from watchbill.fleet.agent.loop import AgentOptions
 from watchbill.fleet.coordinator.watchers import Held, Ladder, Step
 from watchbill.fleet.folder import places
@@ -29,8 +30,8 @@ HOUR_MS = 3_600_000
         (Headway(10, 20, 5_000, 7), False),
         (Headway(11, 20, 5_000, 7), True),
         (Headway(10, 21, 5_000, 7), True),
-        (Headway(10, 20, 5_000 + limits.HEADWAY_CPU_MS, 7), True),
-        (Headway(10, 20, 5_000 + limits.HEADWAY_CPU_MS - 1, 7), False),  # a timer that ticks is no work
+        (Headway(10, 20, 5_000 + fleet_limits.HEADWAY_CPU_MS, 7), True),
+        (Headway(10, 20, 5_000 + fleet_limits.HEADWAY_CPU_MS - 1, 7), False),  # a timer that ticks is no work
         (Headway(10, 20, 5_000, 8), True),
         (Headway(10, 20, 5_000, 6), True),  # another machine's clock, or a file that replaces another
         (Headway(0, 0, 0, 7), False),  # processes that ended take their figures along
@@ -58,7 +59,7 @@ def climb(headways: list[Headway], timeout_ms: int = 0, step_ms: int = 60_000) -
 
 def test_a_task_with_progress_is_never_stuck_and_one_that_stops_is() -> None:
     """FLEET-07: the time counts from the last sign, and slow work adds up to one."""
-    slowly = [Headway(cpu_ms=number * limits.HEADWAY_CPU_MS // 10) for number in range(300)]
+    slowly = [Headway(cpu_ms=number * fleet_limits.HEADWAY_CPU_MS // 10) for number in range(300)]
     assert climb(slowly) == []
     assert climb([*slowly, *[slowly[-1]] * 10]) == []
     assert climb([*slowly, *[slowly[-1]] * 40])[0] is Step.ABORT

@@ -14,10 +14,10 @@ import pytest
 from support.eventually import wait_until
 from support.fleet_folder import FleetFolder, shared_folder
 from support.small_disk import free_up, leave_blocks, leave_files, small_disks
-from watchbill import limits
-from watchbill.cli import plan_submitting
+from watchbill.cli import limits, plan_submitting
 from watchbill.cli.terminal import Column, Terminal
 from watchbill.errors import NameRefused
+from watchbill.fleet import limits as fleet_limits
 from watchbill.fleet.folder import places
 from watchbill.fleet.state.entries import Cancel, Ended, Epoch, Open, Reopen, Spec, Tasks
 from watchbill.fleet.state.ledger import Ledger
@@ -213,7 +213,7 @@ def test_a_heartbeat_shows_the_process_of_a_running_task(fleet: FleetFolder) -> 
     beat = fleet.root / places.heartbeat_path("cpu-1")
     wait_until(
         lambda: beat.exists() and any(each["pid"] for each in json.loads(beat.read_text())["active_tasks"]),
-        limits.AGENT_EXTERNAL_MS / 1000 - 5,  # not only with the heartbeat that would have come anyway
+        fleet_limits.AGENT_EXTERNAL_MS / 1000 - 5,  # not only with the heartbeat that would have come anyway
     )
     (fleet.batch("p", batch) / "go").touch()
     wait_until(lambda: not json.loads(beat.read_text())["active_tasks"], 60)

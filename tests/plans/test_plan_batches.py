@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from watchbill import limits
 from watchbill.errors import NameRefused, OursError
 from watchbill.names import check_plain_name
+from watchbill.plans import limits
 from watchbill.plans.batch import (
     BelowRoot,
     ExecutePlan,

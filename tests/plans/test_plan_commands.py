@@ -11,8 +11,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from watchbill import limits
 from watchbill.errors import OursError
+from watchbill.plans import limits
 from watchbill.plans.bash_reader import parse_command, read_command
 from watchbill.plans.check import check
 from watchbill.plans.command import argv_of, argv_of_batch

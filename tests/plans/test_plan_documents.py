@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from watchbill import limits
+from watchbill.plans import limits
 from watchbill.plans.check import Checked, check, read_plan
 from watchbill.plans.findings import Finding
 from watchbill.plans.keys import KEYS

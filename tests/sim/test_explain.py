@@ -9,9 +9,9 @@ from support.worlds import ModelOf, WorldOf
 from watchbill.catalog import WorkClass
 from watchbill.core import messages as m
 from watchbill.core.model_state import Stage
-from watchbill.limits import COPY_TRIES_MAX
 from watchbill.runtime.duplicate import duplicate, duplicate_steps
 from watchbill.runtime.explain import explain
+from watchbill.runtime.limits import COPY_TRIES_MAX
 from watchbill.runtime.views import request_view
 from watchbill.simulate.fuzz import TRAFFIC_MS, random_world
 from watchbill.simulate.world import World

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from support.eventually import PATIENCE_S
-from watchbill import limits
 from watchbill.files.host import boot_id, start_time
+from watchbill.fleet import limits
 from watchbill.fleet.agent.loop import Agent, AgentOptions
 from watchbill.fleet.coordinator.loop import Coordinator
 from watchbill.fleet.folder import places

@@ -2,15 +2,16 @@
 
     python machine.py NAME '{"SILENCE_MS_MAX": 2000}' coordinator --root ROOT
 
-No kernel can be asked about its processes, so what others know of it is in the shared folder alone. Bounds of `limits`
-can be shortened, so that a trial need not wait for minutes. With the name "-" it is this machine after all.
+No kernel can be asked about its processes, so what others know of it is in the shared folder alone. Bounds of
+`watchbill.fleet.limits` can be shortened, so that a trial need not wait for minutes.
+With the name "-" it is this machine after all.
 """
 
 import json
 import sys
 
-from watchbill import limits
 from watchbill.files import host
+from watchbill.fleet import limits
 
 
 def main() -> None:

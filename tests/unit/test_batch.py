@@ -7,10 +7,10 @@ import msgspec
 import pytest
 
 from watchbill.batches import batch as b
+from watchbill.batches.limits import BATCH_TURN_MS
 from watchbill.batches.order import choose
 from watchbill.batches.usage import Tokens, tokens_of
 from watchbill.errors import IllegalTransition
-from watchbill.limits import BATCH_TURN_MS
 
 CREATED = b.Created(
     1000, "batch_1", "", b.Dialect.OPENAI, "/v1/chat/completions", "file-1", "24h", 86_400_000

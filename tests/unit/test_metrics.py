@@ -7,9 +7,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from watchbill.catalog import Catalog
 from watchbill.core.messages import Cause
-from watchbill.limits import TALLY_MAX
 from watchbill.metrics import STATES, Metrics
 from watchbill.runtime.knowledge import LearnedSizes
+from watchbill.runtime.limits import TALLY_MAX
 from watchbill.runtime.ticket import Tally
 from watchbill.sizes import Sizes
 from watchbill.steps import Steps

@@ -17,9 +17,8 @@ from pathlib import Path
 
 import pytest
 
-from watchbill import limits
 from watchbill.errors import ConfigError, NameRefused, PullFailed
-from watchbill.pull import SMOLLM2_FILE, pull, web
+from watchbill.pull import SMOLLM2_FILE, limits, pull, web
 from watchbill.pull import wheel as embedded
 from watchbill.pull.registry import registry_address
 

@@ -21,11 +21,10 @@ from typing import Any
 import pytest
 
 from support.eventually import eventually
-from watchbill import limits
 from watchbill.catalog import RAM, EngineRules, Model
 from watchbill.engines.base import Endpoint, LoadError, Warm
 from watchbill.engines.registry import make_engine
-from watchbill.processes import RootLock, is_taken, reap
+from watchbill.processes import RootLock, is_taken, limits, reap
 from watchbill.processes.registry import ROOT_MARK, marked_pids, root_id
 
 HOST_PROGRAM = Path(__file__).parent / "programs" / "host_engine.py"

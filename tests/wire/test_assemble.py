@@ -9,7 +9,7 @@ from support.peer import sse
 from watchbill.errors import EngineFailed
 from watchbill.gateway.answers import EngineRefused
 from watchbill.gateway.assemble import Assembly
-from watchbill.limits import ASSEMBLY_HELD_BYTES
+from watchbill.gateway.limits import ASSEMBLY_HELD_BYTES
 
 Fields = dict[str, object]
 

@@ -13,7 +13,7 @@ from watchbill.gateway.dialects.ollama import request as ollama_request
 from watchbill.gateway.dialects.ollama import response as ollama_response
 from watchbill.gateway.dialects.ollama.response import Passed, Telling, Translated
 from watchbill.gateway.fallback import summarize
-from watchbill.limits import SUMMARY_CHARS_MAX
+from watchbill.gateway.limits import SUMMARY_CHARS_MAX
 
 LEAVES = (
     st.none()

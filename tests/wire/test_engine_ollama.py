@@ -19,10 +19,10 @@ import pytest
 from gguf_models import GgufFiles
 from support.eventually import eventually
 from support.running import answering, chat, driving
-from watchbill import limits
 from watchbill.catalog import EngineRules, Model
 from watchbill.config import parse
 from watchbill.core.messages import Blame
+from watchbill.engines import limits
 from watchbill.engines.base import LoadError
 from watchbill.engines.ollama_api import full_name
 from watchbill.errors import ConfigError, EngineFailed

@@ -60,7 +60,7 @@ class TestProcess(EngineContract):
         self, engines: Engines, up: Any, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """R35: the polite step has a bound, too."""
-        monkeypatch.setattr("watchbill.limits.STOP_ASK_MS", 300)
+        monkeypatch.setattr("watchbill.processes.limits.STOP_ASK_MS", 300)
         engine, model = up("healthy", stop="sleep 60")
         await within(10, engine.load(model, 1))
         await within(5, engine.stop(model.name))
@@ -69,7 +69,7 @@ class TestProcess(EngineContract):
     async def test_a_stop_command_that_is_not_there_does_not_stop_the_ladder(
         self, up: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
-        monkeypatch.setattr("watchbill.limits.STOP_ASK_MS", 300)
+        monkeypatch.setattr("watchbill.processes.limits.STOP_ASK_MS", 300)
         engine, model = up("healthy", stop="/nowhere/stop-it")
         await within(10, engine.load(model, 1))
         await within(5, engine.stop(model.name))

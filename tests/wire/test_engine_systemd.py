@@ -15,9 +15,9 @@ import pytest
 
 from support.eventually import eventually
 from support.running import answering, chat, driving
-from watchbill import limits
 from watchbill.catalog import EngineRules, Model
 from watchbill.config import parse
+from watchbill.engines import limits as engines_limits
 from watchbill.engines import scripted_server
 from watchbill.engines.base import LoadError
 from watchbill.engines.scripted import check_script
@@ -25,6 +25,7 @@ from watchbill.errors import ConfigError, EngineFailed
 from watchbill.probes import CardHealth, Reading
 from watchbill.probes.patient import PatientProbe
 from watchbill.processes.ports import claim_port
+from watchbill.reactor import limits
 from watchbill.units import Bytes, Millis
 from wire.engine_contract import within
 from wire.foreign_contract import Foreign, ForeignContract
@@ -75,7 +76,7 @@ class UnitWorld:
 @contextmanager
 def units_in(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[UnitWorld]:
     """A host whose units are looked at often enough for a test."""
-    monkeypatch.setattr(limits, "UNIT_LOOK_MS", 40)
+    monkeypatch.setattr(engines_limits, "UNIT_LOOK_MS", 40)
     monkeypatch.setattr(limits, "REACTOR_STATE_POLL_MS", 20)
     with host_in(folder / "host") as host:
         yield UnitWorld(folder, host, monkeypatch)
@@ -143,7 +144,7 @@ class TestSystemd(ForeignContract):
     ) -> None:
         """R31: it does not answer, so it is useless; it still runs, so it must be stopped."""
         await within(10, foreign.engine.load(world.model("one"), 5))
-        monkeypatch.setattr(limits, "HEALTH_MS_MAX", 50)
+        monkeypatch.setattr(engines_limits, "HEALTH_MS_MAX", 50)
         pid = world.host.pid("watchbill-one.service")
         assert pid is not None
         os.kill(pid, signal.SIGSTOP)

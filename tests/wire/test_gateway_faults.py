@@ -18,7 +18,7 @@ from watchbill.engines.base import Endpoint
 from watchbill.engines.upstream import Deadlines
 from watchbill.gateway import relay
 from watchbill.gateway.http.messages import Inbox, Line
-from watchbill.limits import EVENT_STREAMS_MAX
+from watchbill.gateway.limits import EVENT_STREAMS_MAX
 from watchbill.runtime import driver
 from watchbill.runtime.ticket import Submission
 from watchbill.units import Bytes

@@ -11,9 +11,9 @@ from support import open_gateway as full
 from support.eventually import eventually
 from watchbill.catalog import ApiKey, Catalog, Lane, Model, Server, WorkClass
 from watchbill.errors import LaneFull
+from watchbill.gateway.limits import EVENT_STREAMS_ADMIN_RESERVE, EVENT_STREAMS_KEY_MAX
 from watchbill.gateway.meters import Meters
 from watchbill.gateway.options import CallerOptions
-from watchbill.limits import EVENT_STREAMS_ADMIN_RESERVE, EVENT_STREAMS_KEY_MAX
 from watchbill.runtime.ticket import Submission
 
 CATALOG = Catalog(

@@ -13,7 +13,7 @@ from support.eventually import eventually
 from support.open_gateway import CATALOG, HELLO, OpenGateway, RawAnswer, open_gateway, raw
 from support.peer import Asked
 from watchbill.catalog import ApiKey, Lane, Server
-from watchbill.limits import UPSTREAM_ANSWER_BYTES_MAX
+from watchbill.engines.limits import UPSTREAM_ANSWER_BYTES_MAX
 from watchbill.units import Bytes, Millis
 
 MIB = 2**20

@@ -21,13 +21,13 @@ from watchbill.gateway.http import messages as request_module
 from watchbill.gateway.http.connection import Handle
 from watchbill.gateway.http.listener import Listener
 from watchbill.gateway.http.messages import Answer, Inbox, Line, Request, Response, Stream
-from watchbill.gateway.request_context import RequestContext
-from watchbill.limits import (
+from watchbill.gateway.limits import (
     PIPELINED_MAX,
     REQUEST_BUFFER_BYTES_MAX,
     REQUEST_HEAD_BYTES_MAX,
     REQUEST_HEADER_BYTES_MAX,
 )
+from watchbill.gateway.request_context import RequestContext
 from watchbill.units import Bytes
 
 CHAT = json.dumps({"model": "a", "messages": [{"role": "user", "content": "hi"}]}).encode()

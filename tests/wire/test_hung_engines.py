@@ -112,7 +112,7 @@ class Place:
 async def place_of(
     root: Path, monkeypatch: pytest.MonkeyPatch, catalog: Catalog = CATALOG
 ) -> AsyncIterator[Place]:
-    monkeypatch.setattr("watchbill.limits.PROBE_MS_MAX", CHECK_MS)
+    monkeypatch.setattr("watchbill.engines.limits.PROBE_MS_MAX", CHECK_MS)
     monkeypatch.setattr("watchbill.engines.connection.UPSTREAM_LET_GO_MS", 200)
     async with running(root, catalog) as (serving, driver):
         yield Place(serving, driver)
@@ -142,7 +142,7 @@ async def test_who_waited_for_a_suspect_model_is_told_so(
 ) -> None:
     """RES-20, LANE-08: the model is in memory, but `ready` would say that the caller need not have waited."""
     async with place_of(tmp_path, monkeypatch) as place:
-        monkeypatch.setattr("watchbill.limits.PROBE_MS_MAX", 60_000)
+        monkeypatch.setattr("watchbill.engines.limits.PROBE_MS_MAX", 60_000)
         pid = await place.freeze()
         for _ in range(3):
             if not place.model.is_doubted:

@@ -15,15 +15,11 @@ from support.open_gateway import CATALOG, open_gateway
 from support.peer import sse, stream_of
 from watchbill.catalog import Catalog, Lane, WorkClass
 from watchbill.engines.base import Endpoint
+from watchbill.engines.limits import SSE_EVENT_BYTES_MAX
 from watchbill.errors import EngineFailed
 from watchbill.gateway.assemble import Assembly
-from watchbill.limits import (
-    GROWN_CHARACTER_WEIGHT,
-    GROWN_WEIGHT_MAX,
-    JSON_DECODED_BYTES_MAX,
-    JSON_DECODED_VALUES_MAX,
-    SSE_EVENT_BYTES_MAX,
-)
+from watchbill.gateway.limits import GROWN_CHARACTER_WEIGHT, GROWN_WEIGHT_MAX
+from watchbill.limits import JSON_DECODED_BYTES_MAX, JSON_DECODED_VALUES_MAX
 
 #: Of processor time. The promise is 50 ms on a machine of today; large events took 235.
 PAUSE_S_MAX = 0.1

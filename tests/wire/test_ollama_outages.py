@@ -15,9 +15,9 @@ import pytest
 
 from support.eventually import eventually
 from support.running import answering, chat, driving
-from watchbill import limits
 from watchbill.config import parse
 from watchbill.core import admission, model_state
+from watchbill.engines import limits
 from watchbill.runtime.driver import Driver
 from wire import ollama_standin
 from wire.engine_contract import within

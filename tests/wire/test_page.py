@@ -16,9 +16,9 @@ from support.eventually import eventually
 from support.open_gateway import CATALOG, MIB, OpenGateway, open_gateway
 from watchbill.catalog import ApiKey, FleetRules, Lane, Model, Server, SpoolRules
 from watchbill.core.messages import JournalEvent, Note
+from watchbill.gateway.limits import LIVE_LINES_MAX, LIVE_MESSAGES_WAITING_MAX, LIVE_REQUESTS_MAX
 from watchbill.gateway.page.files import ASSETS
 from watchbill.journal import json_line
-from watchbill.limits import LIVE_LINES_MAX, LIVE_MESSAGES_WAITING_MAX, LIVE_REQUESTS_MAX
 from watchbill.runtime.history import Wanted, find_lines
 from watchbill.runtime.ticket import Submission
 from watchbill.spool import Spool, State, entries, poison_named

@@ -16,7 +16,8 @@ from support.peer import Asked, stream_of
 from watchbill.engines.base import Endpoint
 from watchbill.errors import RequestError, UnsupportedMedia
 from watchbill.gateway.form import Form, parse_form
-from watchbill.limits import FORM_HEAD_BYTES_MAX, JSON_WINDOW_BYTES
+from watchbill.gateway.limits import FORM_HEAD_BYTES_MAX
+from watchbill.limits import JSON_WINDOW_BYTES
 
 SPOKEN = bytes(range(256)) * 40
 EVENTS = (

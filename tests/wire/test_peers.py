@@ -15,10 +15,10 @@ from support.eventually import eventually
 from support.open_gateway import GatewayClient
 from support.peer import Asked, chat_events, peer_listening, sse, stream_of
 from support.running import running
-from watchbill import limits
 from watchbill.catalog import Catalog
 from watchbill.config import parse
 from watchbill.core import leases
+from watchbill.engines import limits
 from watchbill.runtime.driver import Driver
 from wire.engine_contract import within
 

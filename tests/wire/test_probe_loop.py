@@ -12,13 +12,13 @@ from support.peer import Asked, peer_listening
 from watchbill.catalog import RAM, AlertRules, Catalog, Device
 from watchbill.core.messages import Alert, AlertKind, Note, Observed
 from watchbill.errors import TheirsError
-from watchbill.limits import PROBE_FAILURES_MAX
 from watchbill.probes import CardHealth, Probe, Reading
 from watchbill.probes.patient import PatientProbe
 from watchbill.probes.ram import RamProbe
 from watchbill.runtime import protected as protected_module
 from watchbill.runtime.alerts import Deliverer
 from watchbill.runtime.claims import Claim, Claims
+from watchbill.runtime.limits import PROBE_FAILURES_MAX
 from watchbill.runtime.probe_loop import Memory, ProbeLoop
 from watchbill.runtime.protected import Protected
 from watchbill.units import Bytes, Millis

@@ -14,10 +14,9 @@ from pathlib import Path
 import pytest
 
 from support.eventually import eventually
-from watchbill import limits
 from watchbill.errors import RootInUse
 from watchbill.files.host import boot_id
-from watchbill.processes import Ending, Keeper, OwnedProcess, RootLock, engine_log, is_taken, reap
+from watchbill.processes import Ending, Keeper, OwnedProcess, RootLock, engine_log, is_taken, limits, reap
 from watchbill.processes.logs import Log, open_log
 from watchbill.processes.owned import Command
 from watchbill.processes.ports import claim_port, release_port

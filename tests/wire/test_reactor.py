@@ -15,10 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.eventually import eventually
-from watchbill import limits
 from watchbill.catalog import Model
 from watchbill.errors import ConfigError, NameRefused
 from watchbill.names import check_unit_name
+from watchbill.reactor import limits
 from watchbill.reactor.intents import Mailbox
 from watchbill.reactor.service import Reactor
 from watchbill.reactor.systemctl import Systemctl

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from watchbill import limits
 from watchbill.catalog import EngineRules, Model
+from watchbill.engines import limits
 from watchbill.engines.readiness import Progress
 from watchbill.engines.registry import make_engine
 from watchbill.engines.upstream import Outgoing, Upstream

@@ -12,7 +12,7 @@ from support.eventually import eventually
 from watchbill.errors import DiskFailed
 from watchbill.gateway.dialects.responses import store as store_module
 from watchbill.gateway.dialects.responses.store import Bounds, Store
-from watchbill.limits import RESPONSE_BYTES_MAX
+from watchbill.gateway.limits import RESPONSE_BYTES_MAX
 from watchbill.names import file_stem
 
 DAY_S = 86_400

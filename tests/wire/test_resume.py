@@ -14,8 +14,8 @@ from support.peer import Asked, chat_events, sse, stream_of
 from watchbill.catalog import Lane, WorkClass
 from watchbill.engines.base import Endpoint
 from watchbill.engines.connection import Outgoing
+from watchbill.gateway.limits import RESUME_TOKENS_MAX
 from watchbill.gateway.resume import Resumption
-from watchbill.limits import RESUME_TOKENS_MAX
 
 CHAT = {"model": "a", "messages": [{"role": "user", "content": "hi"}], "stream": True, "max_tokens": 50}
 NOWHERE = Endpoint("127.0.0.1", 1, continues=True)

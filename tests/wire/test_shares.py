@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from support.longest_pause import LAG_S_MAX, longest_pause
 from support.open_gateway import open_gateway
 from support.peer import Asked, Talk, peer_listening, sse, stream_of
+from watchbill.engines.limits import SSE_EVENT_BYTES_MAX, UPSTREAM_TURN_BYTES
 from watchbill.engines.sse import EventTooLarge, WholeEvents
 from watchbill.engines.upstream import Outgoing, Upstream
 from watchbill.errors import EngineFailed
@@ -19,16 +20,14 @@ from watchbill.gateway.assemble import Assembly
 from watchbill.gateway.dialects.anthropic.request import read
 from watchbill.gateway.dialects.anthropic.response import Collecting, Making
 from watchbill.gateway.growing import Kept
-from watchbill.gateway.toolcalls import ToolCalls
-from watchbill.limits import (
+from watchbill.gateway.limits import (
     CHOICES_MAX,
     GROWN_CHARACTER_WEIGHT,
     GROWN_VALUE_WEIGHT,
     GROWN_WEIGHT_MAX,
-    SSE_EVENT_BYTES_MAX,
     TOOL_CALLS_MAX,
-    UPSTREAM_TURN_BYTES,
 )
+from watchbill.gateway.toolcalls import ToolCalls
 
 SAYS = b'data: {"choices":[{"index":0,"delta":{"content":"%b"}}]}\n\n' % (b"word " * 8)
 END = b'data: {"choices":[{"index":0,"delta":{},"finish_reason":"stop"}]}\n\ndata: [DONE]\n\n'

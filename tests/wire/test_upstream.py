@@ -18,14 +18,14 @@ from support.certificates import write_certificate
 from watchbill.engines.base import Endpoint, LoadError, Warm
 from watchbill.engines.connection import Connection
 from watchbill.engines.dial import _trust  # pyright: ignore[reportPrivateUsage]
-from watchbill.engines.readiness import ask_again
-from watchbill.engines.upstream import Call, Deadlines, Outgoing, Upstream, UpstreamFailed
-from watchbill.limits import (
+from watchbill.engines.limits import (
     UPSTREAM_BUFFER_BYTES_MAX,
     UPSTREAM_HEAD_BYTES_MAX,
     UPSTREAM_IDLE_CONNECTIONS_MAX,
     UPSTREAM_PIECE_BYTES_MAX,
 )
+from watchbill.engines.readiness import ask_again
+from watchbill.engines.upstream import Call, Deadlines, Outgoing, Upstream, UpstreamFailed
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"

@@ -17,8 +17,8 @@ from support.open_gateway import CATALOG, MIB, OpenGateway, open_gateway
 from support.peer import Asked
 from watchbill.catalog import Catalog, Device, EngineRules, Lane, Model
 from watchbill.errors import EngineFailed
+from watchbill.gateway.limits import VECTORS_OUTLINE_BYTES_MAX
 from watchbill.gateway.vectors import read_vectors
-from watchbill.limits import VECTORS_OUTLINE_BYTES_MAX
 from watchbill.runtime.knowledge import read_files
 from watchbill.runtime.ticket import Submission, Ticket
 from watchbill.steps import at_once

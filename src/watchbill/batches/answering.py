@@ -16,11 +16,7 @@ import msgspec
 
 from watchbill.batches.asking import Ask, Models, NotNow, Question, Reply
 from watchbill.batches.batch import Answered
-from watchbill.batches.lines import read_body
-from watchbill.batches.opened import LineUnderWay, OpenBatch
-from watchbill.batches.order import choose
-from watchbill.batches.pausing import Pausing
-from watchbill.limits import (
+from watchbill.batches.limits import (
     BATCH_AGAIN_MS,
     BATCH_AGAIN_MS_MAX,
     BATCH_ANSWER_BYTES_MAX,
@@ -30,6 +26,10 @@ from watchbill.limits import (
     BATCH_UNWRITTEN_BYTES_MAX,
     BATCH_UNWRITTEN_MAX,
 )
+from watchbill.batches.lines import read_body
+from watchbill.batches.opened import LineUnderWay, OpenBatch
+from watchbill.batches.order import choose
+from watchbill.batches.pausing import Pausing
 
 __all__ = ["Answering"]
 

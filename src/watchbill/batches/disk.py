@@ -8,9 +8,9 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
+from watchbill.batches.limits import BATCH_DISK_MS
 from watchbill.errors import DiskFailed
 from watchbill.files.disk import DISK_FULL
-from watchbill.limits import BATCH_DISK_MS
 
 __all__ = ["DiskIsFull", "DiskThread"]
 

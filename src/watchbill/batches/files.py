@@ -21,6 +21,7 @@ from typing import BinaryIO
 import msgspec
 
 from watchbill.batches.disk import DiskThread
+from watchbill.batches.limits import BATCH_RECORD_BYTES_MAX, UPLOAD_WRITE_BYTES, UPLOADS_MAX
 from watchbill.catalog import BatchRules
 from watchbill.errors import DiskFailed, NotFound, Overloaded, RequestError, TooLarge
 from watchbill.files.atomic import (
@@ -32,7 +33,6 @@ from watchbill.files.atomic import (
     read_regular,
     replace_file,
 )
-from watchbill.limits import BATCH_RECORD_BYTES_MAX, UPLOAD_WRITE_BYTES, UPLOADS_MAX
 from watchbill.names import file_stem
 from watchbill.quoting import quoted
 from watchbill.units import format_bytes

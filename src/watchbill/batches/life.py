@@ -29,6 +29,7 @@ from watchbill.batches.batch import (
 )
 from watchbill.batches.disk import DiskThread
 from watchbill.batches.files import BATCH_OUTPUT, HIDDEN, FileStore, StoredFile
+from watchbill.batches.limits import BATCH_BULK_MS
 from watchbill.batches.lines import LineIndex, scan
 from watchbill.batches.opened import OpenBatch
 from watchbill.batches.pausing import Pausing
@@ -36,7 +37,6 @@ from watchbill.batches.record import write_ended
 from watchbill.batches.results import Results, write_results
 from watchbill.errors import NotFound
 from watchbill.files.atomic import NotAFile, make_folder, open_regular
-from watchbill.limits import BATCH_BULK_MS
 
 __all__ = ["BatchLife"]
 

@@ -15,15 +15,15 @@ from typing import BinaryIO
 import msgspec
 
 from watchbill.batches.batch import Fault
-from watchbill.decodable import has_more_values
-from watchbill.files.atomic import open_regular
-from watchbill.limits import (
+from watchbill.batches.limits import (
     BATCH_FAULTS_MAX,
     BATCH_ID_CHARS_MAX,
     BATCH_LINE_BYTES_MAX,
     BATCH_READ_BYTES,
-    JSON_VALUES_MAX,
 )
+from watchbill.decodable import has_more_values
+from watchbill.files.atomic import open_regular
+from watchbill.limits import JSON_VALUES_MAX
 from watchbill.quoting import quoted
 
 __all__ = ["InputLine", "LineIndex", "decode_line", "read_body", "read_line", "scan"]

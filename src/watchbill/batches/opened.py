@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from watchbill.batches.asking import LineCall
 from watchbill.batches.batch import Batch, Event, Stage
 from watchbill.batches.disk import DiskThread
+from watchbill.batches.limits import BATCH_STOP_MS
 from watchbill.batches.lines import LineIndex
 from watchbill.batches.record import BatchRecord
-from watchbill.limits import BATCH_STOP_MS
 
 __all__ = ["LineUnderWay", "OpenBatch"]
 

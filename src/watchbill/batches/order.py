@@ -8,7 +8,7 @@ before all others, so that an endless supply of lines for one model does not hol
 
 from collections.abc import Collection, Mapping
 
-from watchbill.limits import BATCH_TURN_MS
+from watchbill.batches.limits import BATCH_TURN_MS
 
 __all__ = ["choose"]
 

@@ -10,9 +10,9 @@ from enum import StrEnum
 from typing import TypeVar
 
 from watchbill.batches.disk import DiskIsFull
+from watchbill.batches.limits import BATCH_DISK_AGAIN_MS
 from watchbill.core.messages import Alert, AlertKind, JournalEvent, Note
 from watchbill.errors import DiskFailed
-from watchbill.limits import BATCH_DISK_AGAIN_MS
 from watchbill.units import format_bytes
 
 __all__ = ["Pause", "Pausing"]

@@ -29,10 +29,10 @@ from watchbill.batches.batch import (
     Validated,
     Written,
 )
+from watchbill.batches.limits import BATCH_RECORD_BYTES_MAX
 from watchbill.files.atomic import PRIVATE_MODE, NotAFile, make_folder, read_regular, replace_file
 from watchbill.files.checked_log import CheckedLog, LineReader
 from watchbill.files.limits import LINES_READ_BYTES
-from watchbill.limits import BATCH_RECORD_BYTES_MAX
 
 __all__ = ["AnswerPlaces", "BatchRecord", "found_batches", "read_ended", "write_ended"]
 

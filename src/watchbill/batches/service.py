@@ -18,13 +18,13 @@ from watchbill.batches.batch import Batch, CancelAsked, Created, Dialect
 from watchbill.batches.disk import DiskThread
 from watchbill.batches.files import FileStore
 from watchbill.batches.life import BatchLife
+from watchbill.batches.limits import BATCH_AGAIN_MS_MAX, BATCH_BULK_MS, BATCH_STOP_MS, BATCH_SWEEP_MS
 from watchbill.batches.opened import OpenBatch
 from watchbill.batches.pausing import Pause, Pausing
 from watchbill.batches.record import BatchRecord, found_batches
 from watchbill.catalog import BatchRules
 from watchbill.core.messages import Alert, JournalEvent, Note
 from watchbill.errors import DiskFailed, LaneFull, NotFound, RequestError
-from watchbill.limits import BATCH_AGAIN_MS_MAX, BATCH_BULK_MS, BATCH_STOP_MS, BATCH_SWEEP_MS
 from watchbill.names import file_stem
 from watchbill.quoting import quoted
 

@@ -5,11 +5,11 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from watchbill.cli.client import DaemonRefused, parse, quoted
+from watchbill.cli.limits import CLI_LOAD_TIMEOUT_S
 from watchbill.cli.options import Common, Json
 from watchbill.cli.progress import while_watching
 from watchbill.cli.session import Session
 from watchbill.cli.status import fields
-from watchbill.limits import CLI_LOAD_TIMEOUT_S
 
 __all__ = ["cancel", "evict", "load", "pin", "reload"]
 

@@ -14,14 +14,15 @@ from typing import Annotated, cast
 
 from cyclopts import App, Parameter
 
+from watchbill.batches.limits import BATCH_LINE_BYTES_MAX
 from watchbill.cli.client import parse, quoted
+from watchbill.cli.limits import CLI_BATCH_LOOK_S
 from watchbill.cli.options import Common, Json, follow_option
 from watchbill.cli.session import Session
 from watchbill.cli.status import fields, figure, rows_of
 from watchbill.cli.terminal import Column, plain
 from watchbill.errors import ConfigError
 from watchbill.files.given import open_given
-from watchbill.limits import BATCH_LINE_BYTES_MAX, CLI_BATCH_LOOK_S
 
 __all__ = ["app"]
 

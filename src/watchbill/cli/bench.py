@@ -16,6 +16,7 @@ from statistics import median
 
 from watchbill.cli.client import DaemonRefused, quoted
 from watchbill.cli.fleet_root import find_fleet
+from watchbill.cli.limits import BENCH_ROUNDS, BENCH_TOKENS, CLI_LOAD_TIMEOUT_S
 from watchbill.cli.session import Session, open_session
 from watchbill.cli.terminal import Column, Terminal, plain
 from watchbill.errors import NotReachable, OursError, TheirsError
@@ -26,7 +27,6 @@ from watchbill.fleet.folder.disk import FolderDisk
 from watchbill.fleet.folder.heartbeat import Heartbeat, heartbeats
 from watchbill.fleet.folder.values import Fields, fields_of
 from watchbill.interrupts import raise_again
-from watchbill.limits import BENCH_ROUNDS, BENCH_TOKENS, CLI_LOAD_TIMEOUT_S
 from watchbill.suggest import did_you_mean
 from watchbill.units import format_bytes, format_millis
 

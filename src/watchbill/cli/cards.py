@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from watchbill.cli.bench import BENCH_COLUMNS, bench_row
 from watchbill.cli.fleet_root import open_fleet
+from watchbill.cli.limits import GPUS_LOOK_MS
 from watchbill.cli.plan_views import told_hold
 from watchbill.cli.terminal import Column, Terminal, plain
 from watchbill.files.host import boot_id
@@ -21,7 +22,6 @@ from watchbill.fleet.folder.benchmarks import Benchmark, read_benchmarks
 from watchbill.fleet.folder.disk import FolderDisk
 from watchbill.fleet.folder.heartbeat import Heartbeat, Watcher, read_heartbeat
 from watchbill.fleet.folder.values import Fields
-from watchbill.limits import GPUS_LOOK_MS
 
 __all__ = ["show_cards"]
 

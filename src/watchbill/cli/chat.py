@@ -13,6 +13,7 @@ from cyclopts import Parameter
 from cyclopts.validators import Number
 
 from watchbill.cli.client import DaemonRefused, parse
+from watchbill.cli.limits import CLI_CHAT_MESSAGES_MAX
 from watchbill.cli.options import Common
 from watchbill.cli.session import Session
 from watchbill.cli.status import Fields, fields, how_to_begin, rows_of
@@ -25,7 +26,6 @@ from watchbill.errors import (
     TheirsError,
     WaitExceeded,
 )
-from watchbill.limits import CLI_CHAT_MESSAGES_MAX
 
 __all__ = ["Conversation", "chat", "talk"]
 

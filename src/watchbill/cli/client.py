@@ -15,14 +15,14 @@ from typing import BinaryIO, NamedTuple, cast
 from urllib.parse import quote, urlsplit
 
 from watchbill.blocking_http import connect, reason_of
-from watchbill.errors import ConfigError, NotReachable, TheirsError
-from watchbill.limits import (
+from watchbill.cli.limits import (
     CLI_ANSWER_BYTES_MAX,
     CLI_ANSWER_TIMEOUT_S,
     CLI_LINE_BYTES_MAX,
     CLI_STREAM_SILENCE_S,
-    FILE_PIECE_BYTES,
 )
+from watchbill.errors import ConfigError, NotReachable, TheirsError
+from watchbill.gateway.limits import FILE_PIECE_BYTES
 from watchbill.root import Root, find_root
 
 __all__ = ["DEFAULT_URL", "Address", "Client", "DaemonRefused", "find_address", "quoted"]

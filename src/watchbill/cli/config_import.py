@@ -9,13 +9,13 @@ from typing import Annotated, cast
 
 from cyclopts import App, Parameter
 
+from watchbill.cli.limits import IMPORT_BYTES_MAX, IMPORT_ROUNDS_MAX, IMPORT_VALUES_MAX
 from watchbill.cli.options import Where
 from watchbill.cli.terminal import Terminal, plain
 from watchbill.config import examine
 from watchbill.config.imports import Draft, KeptModel, import_llama_swap, import_ollama
 from watchbill.config.load import read_text
 from watchbill.errors import ConfigError, Problem
-from watchbill.limits import IMPORT_BYTES_MAX, IMPORT_ROUNDS_MAX, IMPORT_VALUES_MAX
 from watchbill.root import Root, find_root
 from watchbill.shelf import OllamaStore, find_store
 

@@ -21,6 +21,7 @@ from watchbill.fleet.coordinator.service import Leaving, Service, Settings
 from watchbill.fleet.folder import places
 from watchbill.fleet.logs import Part, set_up_logs
 from watchbill.processes import Keeper, reap
+from watchbill.processes.limits import LOG_FILE_BYTES_MAX, LOG_FILES_MAX
 from watchbill.root import find_root
 from watchbill.runtime.children import Children
 from watchbill.units import parse_millis
@@ -140,7 +141,7 @@ def _keep_samples(folder: Path) -> None:
 
 def _shared_log(folder: Path, name: str) -> logging.Handler:
     return _SharedLog(
-        folder / places.LOGS / name, maxBytes=limits.LOG_FILE_BYTES_MAX, backupCount=limits.LOG_FILES_MAX - 1,
+        folder / places.LOGS / name, maxBytes=LOG_FILE_BYTES_MAX, backupCount=LOG_FILES_MAX - 1,
         encoding="utf-8", errors="replace", delay=True,
     )  # fmt: skip
 

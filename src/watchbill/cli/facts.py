@@ -10,6 +10,7 @@ from pathlib import Path
 
 from watchbill.blocking_http import FAILURES, connect, reason_of
 from watchbill.catalog import EngineRules, Model
+from watchbill.cli.limits import CLI_CALL_S
 from watchbill.config import Loaded, MachineFacts, ModelFacts
 from watchbill.config.starter import SMOLLM2
 from watchbill.engines.base import endpoint_of
@@ -19,7 +20,6 @@ from watchbill.engines.process import missing_program
 from watchbill.errors import ConfigError
 from watchbill.footprint import predict_model, usable_context
 from watchbill.gguf import GgufError, read_header
-from watchbill.limits import CLI_CALL_S
 from watchbill.probes import Probe, ProbeError
 from watchbill.probes.cards import find_cards
 from watchbill.probes.ram import RamProbe

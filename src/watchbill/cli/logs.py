@@ -13,15 +13,15 @@ from typing import Annotated, NamedTuple
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
-from watchbill.cli.options import Where, follow_option
-from watchbill.cli.terminal import Terminal
-from watchbill.errors import TheirsError
-from watchbill.limits import (
+from watchbill.cli.limits import (
     CLI_LINE_BYTES_MAX,
     CLI_LOG_TAIL_BYTES_MAX,
     CLI_LOG_TAIL_LINES,
     CLI_POLL_INTERVAL_S,
 )
+from watchbill.cli.options import Where, follow_option
+from watchbill.cli.terminal import Terminal
+from watchbill.errors import TheirsError
 from watchbill.names import check_model_name
 from watchbill.root import find_root
 

@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 from cyclopts import App, Parameter
 
 from watchbill.cli.client import parse, quoted
+from watchbill.cli.limits import CLAIM_RENEW_EVERY_S, CLI_LOAD_TIMEOUT_S
 from watchbill.cli.options import Common, Json
 from watchbill.cli.progress import while_watching
 from watchbill.cli.session import Session
@@ -20,7 +21,7 @@ from watchbill.cli.status import fields
 from watchbill.cli.terminal import plain
 from watchbill.config.devices import is_device_name
 from watchbill.errors import ConfigError, WatchbillError
-from watchbill.limits import CLAIM_HOURS, CLAIM_HOURS_MAX, CLAIM_RENEW_EVERY_S, CLI_LOAD_TIMEOUT_S
+from watchbill.gateway.limits import CLAIM_HOURS, CLAIM_HOURS_MAX
 from watchbill.processes.attached import run_attached
 from watchbill.units import parse_bytes
 

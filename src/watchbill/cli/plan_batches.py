@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import cast
 
-from watchbill import limits
+from watchbill.cli import limits
 from watchbill.cli.fleet_root import open_fleet
 from watchbill.cli.plan_checking import WRONG, read_with_bash, tell
 from watchbill.cli.plan_submitting import read_inputs

@@ -11,7 +11,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
-from watchbill import limits
 from watchbill.cli.fleet_root import find_fleet
 from watchbill.cli.plan_agents import Agents
 from watchbill.cli.plan_checking import WRONG, find_plan, tell
@@ -24,8 +23,10 @@ from watchbill.fleet.folder.disk import FolderDisk
 from watchbill.fleet.folder.heartbeat import Heartbeat, heartbeats
 from watchbill.fleet.matching.abilities import Ability, ability_of
 from watchbill.fleet.state.learned import Expected, Source, read_history
+from watchbill.plans import limits as plans_limits
 from watchbill.plans.batch import ExecutePlan, settle_inputs, shared_inputs
 from watchbill.plans.check import Plan, read_plan
+from watchbill.simulate import limits
 from watchbill.simulate.forecast import Forecaster, Known, OneMore
 from watchbill.simulate.rig import Played, SimAgent
 from watchbill.suggest import did_you_mean
@@ -119,8 +120,8 @@ def _counts(plan: Plan, texts: Sequence[str]) -> dict[str, int]:
                 f"--items {text}: the plan has no foreach task {name or text}",
                 hint=did_you_mean(name, known) or "write TASK=NUMBER",
             )
-        if not count.isdecimal() or int(count) > limits.PLAN_ITEMS_MAX:
-            raise OursError(f"--items {text}: give a number from 0 to {limits.PLAN_ITEMS_MAX:,}")
+        if not count.isdecimal() or int(count) > plans_limits.PLAN_ITEMS_MAX:
+            raise OursError(f"--items {text}: give a number from 0 to {plans_limits.PLAN_ITEMS_MAX:,}")
         found[name] = int(count)
     return found
 

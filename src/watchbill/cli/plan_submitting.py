@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path, PurePosixPath
 
-from watchbill import limits
 from watchbill.cli.fleet_root import find_fleet
 from watchbill.cli.plan_agents import Agents
 from watchbill.cli.plan_checking import WRONG, find_plan, read_with_bash, tell
@@ -25,6 +24,7 @@ from watchbill.fleet.folder import places
 from watchbill.fleet.folder.disk import FolderDisk
 from watchbill.fleet.folder.places import make_fleet
 from watchbill.fleet.views.overview import coordinator_of
+from watchbill.plans import limits
 from watchbill.plans.batch import (
     BelowRoot,
     ExecutePlan,

@@ -6,8 +6,9 @@ from collections.abc import Iterable
 from datetime import datetime
 from pathlib import Path
 
-from watchbill import limits
+from watchbill.cli import limits
 from watchbill.cli.terminal import Column, Part, Terminal, plain
+from watchbill.fleet import limits as fleet_limits
 from watchbill.fleet.folder import places
 from watchbill.fleet.folder.agent_report import HELD, HeldWhy, OnHold
 from watchbill.fleet.folder.heartbeat import heartbeats
@@ -100,7 +101,7 @@ def _why(task: TaskLine) -> str:
     if task.culprit:
         return f"because of {task.culprit}"
     if task.held is Cause.LOSSES:
-        return f"losses: its agent died {limits.LOSSES_MAX} times while it ran"
+        return f"losses: its agent died {fleet_limits.LOSSES_MAX} times while it ran"
     again = "" if task.again_at is None else f"again at {_clock(task.again_at)}; "
     said = f"{task.why}: {task.error}" if task.error and task.unclaimed is None else task.why
     return again + said

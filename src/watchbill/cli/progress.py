@@ -11,11 +11,11 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from watchbill.cli.limits import CLI_POLL_INTERVAL_S
 from watchbill.cli.session import Session
 from watchbill.cli.status import Fields, fields, figure
 from watchbill.cli.terminal import Terminal, plain
 from watchbill.errors import WatchbillError
-from watchbill.limits import CLI_POLL_INTERVAL_S
 
 if TYPE_CHECKING:
     from rich.progress import Progress

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 from cyclopts import Parameter
 
 from watchbill.cli.client import DaemonRefused, parse
+from watchbill.cli.limits import CLI_POLL_INTERVAL_S, CLI_SERVED_S
 from watchbill.cli.options import Where
 from watchbill.cli.progress import byte_bar
 from watchbill.cli.session import Session, open_session
 from watchbill.cli.status import fields, figure
 from watchbill.cli.terminal import Terminal, plain
 from watchbill.errors import NotReachable, RequestError, WatchbillError
-from watchbill.limits import CLI_POLL_INTERVAL_S, CLI_SERVED_S
 from watchbill.root import Root, find_root
 from watchbill.units import format_bytes
 

@@ -16,11 +16,11 @@ from watchbill.cli.simulate_views import draw_comparison, draw_frontier, draw_la
 from watchbill.cli.terminal import Terminal, plain
 from watchbill.errors import OursError
 from watchbill.files.atomic import replace_file
-from watchbill.limits import SIMULATE_SEEDS_MAX
 from watchbill.root import find_root
 from watchbill.simulate.adjust import FRONTIER_WEIGHTS, adjust, with_interactive_weight
 from watchbill.simulate.compare import CONTENDERS, average, contender_of, run
 from watchbill.simulate.day import day
+from watchbill.simulate.limits import SIMULATE_SEEDS_MAX
 from watchbill.simulate.report import LAWS, Report
 from watchbill.simulate.scenario import Scenario
 from watchbill.simulate.timeline import Timeline

@@ -18,6 +18,7 @@ from cyclopts.validators import Number
 from watchbill.catalog import SpoolRules
 from watchbill.cli import FAILED
 from watchbill.cli.app import WrongUse
+from watchbill.cli.limits import CLI_SPOOL_ROWS
 from watchbill.cli.spool_carry import move_spool
 from watchbill.cli.spool_choice import AsJson, Chosen, Which, configured
 from watchbill.cli.spool_drain import drain, gc
@@ -36,7 +37,6 @@ from watchbill.cli.spool_views import (
 )
 from watchbill.cli.terminal import plain
 from watchbill.errors import TheirsError
-from watchbill.limits import CLI_SPOOL_ROWS
 from watchbill.root import find_root
 from watchbill.spool import SpoolBroken, SpoolFull, SpoolLayout, State
 from watchbill.spool.by_hand import by_hand

@@ -15,12 +15,13 @@ from cyclopts.validators import Number
 
 from watchbill.cli import FAILED
 from watchbill.cli.app import WrongUse
+from watchbill.cli.limits import CLI_DRAIN_LOOK_S
 from watchbill.cli.progress import count_bar
 from watchbill.cli.spool_choice import AsJson, Chosen, Which
 from watchbill.cli.spool_views import complain, told_of_barred
 from watchbill.cli.terminal import Terminal, plain
 from watchbill.interrupts import STOPPED
-from watchbill.limits import CLI_DRAIN_LOOK_S, DRAIN_WORKERS_MAX
+from watchbill.limits import DRAIN_WORKERS_MAX
 from watchbill.runtime.spools import corpora_of, make_drains
 from watchbill.spool import Drain, DrainReport, State
 from watchbill.spool.by_hand import by_hand

@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from watchbill.cli.limits import CLI_ENQUEUE_BATCH_BYTES_MAX, CLI_ENQUEUE_BATCH_MAX
 from watchbill.errors import TheirsError
 from watchbill.files.given import open_given
-from watchbill.limits import CLI_ENQUEUE_BATCH_BYTES_MAX, CLI_ENQUEUE_BATCH_MAX
 from watchbill.spool import EventRefused
 from watchbill.spool.backend import AnySpool
 from watchbill.spool.events import encode, refuse_bundle

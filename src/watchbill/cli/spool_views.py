@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from typing import cast
 
+from watchbill.cli.limits import CLI_BARRED_SHOWN, CLI_SPOOL_PIECE
 from watchbill.cli.terminal import Column, Terminal, plain
-from watchbill.limits import CLI_BARRED_SHOWN, CLI_SPOOL_PIECE
 from watchbill.spool import Entry, State, Stats
 from watchbill.units import format_bytes, format_millis
 

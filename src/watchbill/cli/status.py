@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from typing import cast
 
 from watchbill.cli.client import parse
+from watchbill.cli.limits import CLI_ALERTS_SHOWN
 from watchbill.cli.session import Session
 from watchbill.cli.terminal import Column, Part, Terminal, plain
-from watchbill.limits import CLI_ALERTS_SHOWN
 from watchbill.root import Root
 from watchbill.units import format_bytes, format_millis
 

@@ -15,17 +15,17 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from watchbill.cli.client import Client
-from watchbill.cli.options import Where
-from watchbill.cli.progress import Report, byte_bar, waiting_bar
-from watchbill.cli.terminal import Terminal, plain
-from watchbill.errors import ConfigError, NotReachable, TheirsError, WatchbillError
-from watchbill.limits import (
+from watchbill.cli.limits import (
     CLI_DOWN_NOW_TIMEOUT_S,
     CLI_DOWN_TIMEOUT_S,
     CLI_LOG_TAIL_BYTES_MAX,
     CLI_POLL_INTERVAL_S,
     CLI_READY_TIMEOUT_S,
 )
+from watchbill.cli.options import Where
+from watchbill.cli.progress import Report, byte_bar, waiting_bar
+from watchbill.cli.terminal import Terminal, plain
+from watchbill.errors import ConfigError, NotReachable, TheirsError, WatchbillError
 from watchbill.root import DaemonRecord, Root, find_root
 
 __all__ = ["UpOptions", "UpScreen", "down", "next_steps", "up"]

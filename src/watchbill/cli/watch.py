@@ -15,13 +15,13 @@ from collections.abc import Callable
 from watchbill.cli.client import DaemonRefused, parse, quoted
 from watchbill.cli.explain import draw_explanation
 from watchbill.cli.keyboard import Keyboard, whole_screen
+from watchbill.cli.limits import CLI_LOAD_TIMEOUT_S, WATCH_ACTIONS_MAX, WATCH_JOURNAL_LINES, WATCH_LOOK_S
 from watchbill.cli.options import Common
 from watchbill.cli.session import Session
 from watchbill.cli.status import fields, rows_of
 from watchbill.cli.terminal import plain
 from watchbill.cli.watch_screen import HELP, Pane, Picture, View, draw_screen
 from watchbill.errors import RequestError, WatchbillError
-from watchbill.limits import CLI_LOAD_TIMEOUT_S, WATCH_ACTIONS_MAX, WATCH_JOURNAL_LINES, WATCH_LOOK_S
 
 __all__ = ["watch"]
 

@@ -4,9 +4,11 @@ from collections.abc import Iterator
 
 from pydantic import Field
 
-from watchbill import catalog, limits
+from watchbill import catalog
+from watchbill.config import limits
 from watchbill.config.checks import Draft, Wrong
 from watchbill.config.values import Duration, Size, Table
+from watchbill.limits import DURATION_MS_MAX, SIZE_BYTES_MAX
 from watchbill.units import spell_bytes
 
 __all__ = ["BatchesTable", "build_batches", "check_batches"]
@@ -29,13 +31,13 @@ class BatchesTable(Table):
     storage_max: Size = Field(
         default=_DEFAULT.storage_max,
         ge=1024,
-        le=limits.SIZE_BYTES_MAX,
+        le=SIZE_BYTES_MAX,
         description="Bytes of one key's files. Results are kept beyond it; uploads are not.",
     )
     disk_max: Size = Field(
         default=_DEFAULT.disk_max,
         ge=1024,
-        le=limits.SIZE_BYTES_MAX,
+        le=SIZE_BYTES_MAX,
         description="Bytes of the files and results of all keys. Beyond it uploads get 507 and batches pause.",
     )
     lines_max: int = Field(
@@ -50,13 +52,13 @@ class BatchesTable(Table):
     window_max: Duration = Field(
         default=_DEFAULT.window_max_ms,
         ge=60_000,
-        le=limits.DURATION_MS_MAX,
+        le=DURATION_MS_MAX,
         description="The longest completion_window. What is not answered by then expires.",
     )
     keep: Duration = Field(
         default=_DEFAULT.keep_ms,
         ge=60_000,
-        le=limits.DURATION_MS_MAX,
+        le=DURATION_MS_MAX,
         description="How long files are kept after their upload, and batches after their end.",
     )
     attempts: int = Field(

@@ -10,8 +10,9 @@ from typing import Annotated
 
 from pydantic import Field
 
-from watchbill import catalog, limits
+from watchbill import catalog
 from watchbill.catalog import RAM
+from watchbill.config import limits
 from watchbill.config.checks import Draft, Wrong
 from watchbill.config.values import Count, Line, ModelName, Size, Table
 from watchbill.units import Bytes, spell_bytes

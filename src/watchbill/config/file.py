@@ -13,8 +13,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
+from watchbill.config.limits import CONFIG_READ_MS
 from watchbill.errors import ConfigError, Problem
-from watchbill.limits import CONFIG_FILE_BYTES_MAX, CONFIG_READ_MS
+from watchbill.limits import CONFIG_FILE_BYTES_MAX
 
 __all__ = ["ConfigFile", "Stamp", "read_config", "read_once"]
 

@@ -10,11 +10,13 @@ from typing import Annotated
 
 from pydantic import BeforeValidator, Field, WithJsonSchema
 
-from watchbill import catalog, limits, names
+from watchbill import catalog, names
+from watchbill.config import limits
 from watchbill.config.checks import Draft, Wrong
 from watchbill.config.models import DeviceNames, ModelName
 from watchbill.config.values import Duration, Line, Table, passing
 from watchbill.errors import NameRefused
+from watchbill.limits import AGENT_NAME_CHARS_MAX, AGENT_SLOTS_MAX, BRAIN_SLOTS, STUCK_AFTER_MS
 from watchbill.quoting import quoted
 from watchbill.units import Millis
 
@@ -46,7 +48,7 @@ class CoordinatorTable(Table):
     """The coordinator of the shared folder: with this table `up` runs it."""
 
     slots: int = Field(
-        default=limits.BRAIN_SLOTS, ge=1, le=limits.AGENT_SLOTS_MAX,
+        default=BRAIN_SLOTS, ge=1, le=AGENT_SLOTS_MAX,
         description="Tasks with `executor: brain` that run at a time.",
     )  # fmt: skip
     model: ModelName | None = Field(
@@ -55,7 +57,7 @@ class CoordinatorTable(Table):
         examples=["qwen14b"],
     )
     stuck_after: Duration = Field(
-        default=Millis(limits.STUCK_AFTER_MS),
+        default=Millis(STUCK_AFTER_MS),
         ge=60_000,
         description="A task without a sign of progress for this long is aborted; the task's timeout wins.",
     )
@@ -83,7 +85,7 @@ class AgentTable(Table):
     """An agent that runs tasks of plans: with this table `up` runs it."""
 
     cpu_slots: int | None = Field(
-        default=None, ge=0, le=limits.AGENT_SLOTS_MAX,
+        default=None, ge=0, le=AGENT_SLOTS_MAX,
         description="Tasks of class cpu that run at a time; one for each processor otherwise.", examples=[4],
     )  # fmt: skip
     device: Cards | None = Field(
@@ -100,7 +102,7 @@ class AgentTable(Table):
         examples=[11435],
     )  # fmt: skip
     llm_slots: int = Field(
-        default=1, ge=1, le=limits.AGENT_SLOTS_MAX, description="Tasks of class llm that run at a time."
+        default=1, ge=1, le=AGENT_SLOTS_MAX, description="Tasks of class llm that run at a time."
     )
 
 
@@ -110,7 +112,7 @@ _BRAIN = "brain"
 
 def _check_agent(text: str) -> str:
     names.check_plain_name(text, "an agent")
-    if not text.replace("-", "").isalnum() or not text.isascii() or len(text) > limits.AGENT_NAME_CHARS_MAX:
+    if not text.replace("-", "").isalnum() or not text.isascii() or len(text) > AGENT_NAME_CHARS_MAX:
         raise NameRefused(
             f"{quoted(text)} cannot be an agent; use at most 40 letters, digits and -, as in cpu-1"
         )

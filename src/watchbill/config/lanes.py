@@ -9,8 +9,9 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
-from watchbill import catalog, limits
+from watchbill import catalog
 from watchbill.catalog import DEFAULT_LANE, WorkClass
+from watchbill.config import limits
 from watchbill.config.checks import Draft, Wrong
 from watchbill.config.values import Duration, PlainName, Priority, Table, TemplateText, refused
 from watchbill.templates import Template

@@ -14,8 +14,9 @@ from typing import Annotated, Literal, cast
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
-from watchbill import catalog, limits, names, units
+from watchbill import catalog, names, units
 from watchbill.catalog import RAM
+from watchbill.config import limits
 from watchbill.config.checks import Draft, Wrong, unknown
 from watchbill.config.devices import is_device_name
 from watchbill.config.engines import (

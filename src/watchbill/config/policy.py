@@ -16,7 +16,8 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field, WithJsonSchema
 
-from watchbill import catalog, limits
+from watchbill import catalog
+from watchbill.config import limits
 from watchbill.config.checks import Draft, Wrong, did_you_mean
 from watchbill.config.values import Rate, Table, refused
 from watchbill.quoting import described, quoted

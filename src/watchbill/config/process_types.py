@@ -2,7 +2,8 @@
 
 from pydantic import Field
 
-from watchbill import catalog, limits
+from watchbill import catalog
+from watchbill.config import limits
 from watchbill.config.values import ModelName, PlainName, Table, TemplateText
 
 __all__ = ["ProcessTable", "build_process_type"]

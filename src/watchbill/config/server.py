@@ -11,10 +11,12 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field
 
-from watchbill import catalog, limits
+from watchbill import catalog
+from watchbill.config import limits
 from watchbill.config.checks import Draft, Wrong
 from watchbill.config.values import ENV_NAME, HIDDEN, Masked, PlainName, Priority, Size, Table, refused
 from watchbill.errors import ConfigError
+from watchbill.limits import SIZE_BYTES_MAX
 from watchbill.quoting import quoted
 from watchbill.toml import KeyPath
 from watchbill.units import Bytes
@@ -148,7 +150,7 @@ class ServerTable(Table):
     bodies_max: Size = Field(
         default=Bytes(256 * 2**20),
         ge=1024,
-        le=limits.SIZE_BYTES_MAX,
+        le=SIZE_BYTES_MAX,
         description="Bytes of all requests' bodies at once; more get 503. It takes up to three times the memory.",
     )
     connections_max: int = Field(

@@ -12,10 +12,12 @@ from typing import Annotated, Literal, cast
 
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 
-from watchbill import catalog, limits, names
+from watchbill import catalog, names
+from watchbill.config import limits
 from watchbill.config.checks import Draft, Wrong
 from watchbill.config.values import Duration, Line, Table, below_root, refused
 from watchbill.errors import NameRefused
+from watchbill.limits import DRAIN_WORKERS_MAX
 from watchbill.toml import KeyPath
 from watchbill.units import Millis
 
@@ -136,7 +138,7 @@ class SpoolTable(Table):
         le=3_600_000,
         description="The longest pause between two looks at the queue.",
     )
-    workers: int = Field(default=1, ge=1, le=limits.DRAIN_WORKERS_MAX, description="Drain workers at a time.")
+    workers: int = Field(default=1, ge=1, le=DRAIN_WORKERS_MAX, description="Drain workers at a time.")
     ordered: bool = Field(
         default=False, description="One worker at a time on the whole spool, so that arrival order is kept."
     )

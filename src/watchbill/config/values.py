@@ -15,7 +15,8 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
-from watchbill import limits, names, units
+from watchbill import names, units
+from watchbill.config import limits
 from watchbill.errors import OursError
 from watchbill.quoting import quoted
 from watchbill.templates import Template

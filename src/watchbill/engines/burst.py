@@ -19,9 +19,9 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from watchbill import limits
 from watchbill.catalog import EngineRules
 from watchbill.core.messages import Blame
+from watchbill.engines import limits
 from watchbill.engines.base import Capabilities, HostState, LoadError, Warm, endpoint_of
 from watchbill.engines.foreign import ForeignHold, Gone, HeldRecord
 from watchbill.engines.readiness import check_health, warm_up

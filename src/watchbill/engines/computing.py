@@ -15,8 +15,9 @@ from typing import NamedTuple
 
 from watchbill.catalog import EngineRules
 from watchbill.engines import llama_server
-from watchbill.limits import COMMAND_OUTPUT_BYTES_MAX, ENGINE_DEVICES_S_MAX, ENGINE_DEVICES_TICK_S
+from watchbill.engines.limits import ENGINE_DEVICES_S_MAX, ENGINE_DEVICES_TICK_S
 from watchbill.processes.command import run_to_end
+from watchbill.processes.limits import COMMAND_OUTPUT_BYTES_MAX
 
 __all__ = ["OnProcessor", "why_no_card"]
 

@@ -27,8 +27,7 @@ import httptools
 import msgspec
 
 from watchbill.engines.base import Endpoint
-from watchbill.errors import EngineFailed
-from watchbill.limits import (
+from watchbill.engines.limits import (
     UPSTREAM_BUFFER_BYTES_MAX,
     UPSTREAM_CONNECT_MS,
     UPSTREAM_FIRST_BYTE_MS,
@@ -42,6 +41,7 @@ from watchbill.limits import (
     UPSTREAM_SMALL_BYTES_MAX,
     UPSTREAM_TURN_BYTES,
 )
+from watchbill.errors import EngineFailed
 
 __all__ = ["Connection", "Deadlines", "FailureKind", "Outgoing", "UpstreamFailed", "is_timeout"]
 

@@ -18,7 +18,7 @@ from ipaddress import ip_address
 from typing import NamedTuple
 
 from watchbill.engines.connection import Connection, FailureKind, UpstreamFailed
-from watchbill.limits import UPSTREAM_ADDRESSES_MAX, UPSTREAM_HEAD_START_MS
+from watchbill.engines.limits import UPSTREAM_ADDRESSES_MAX, UPSTREAM_HEAD_START_MS
 
 __all__ = ["Address", "dial"]
 

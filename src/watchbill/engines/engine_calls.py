@@ -11,13 +11,14 @@ from typing import Literal
 
 import msgspec
 
-from watchbill import limits
 from watchbill.decodable import is_decodable, json_decoder
+from watchbill.engines import limits
 from watchbill.engines.base import Endpoint
 from watchbill.engines.sse import DONE, EventReader
 from watchbill.engines.statuses import Said, said_by
 from watchbill.engines.upstream import Call, Outgoing, Upstream
 from watchbill.errors import EngineFailed, TheirsError
+from watchbill.processes import limits as processes_limits
 from watchbill.quoting import on_one_line
 
 __all__ = ["Proving", "ask_chat", "ask_text", "prove", "prove_whole"]
@@ -172,7 +173,7 @@ async def prove(
         limit_bytes=limits.PROBE_ANSWER_BYTES_MAX,
     )
     if reply.status != 200 or not _is_proof(kind, reply.body):
-        shown = reply.body[: limits.LOG_LINE_CHARS_MAX].decode("utf-8", "replace")
+        shown = reply.body[: processes_limits.LOG_LINE_CHARS_MAX].decode("utf-8", "replace")
         raise EngineFailed(f"it answered with status {reply.status}: {shown}")
 
 
@@ -191,7 +192,7 @@ async def prove_whole(client: Upstream, endpoint: Endpoint, kind: Proving) -> No
         limit_bytes=limits.PROBE_ANSWER_BYTES_MAX,
     )
     if reply.status != 200 or not (_is_whole(reply.body) or _is_proof(kind, reply.body)):
-        shown = reply.body[: limits.LOG_LINE_CHARS_MAX].decode("utf-8", "replace")
+        shown = reply.body[: processes_limits.LOG_LINE_CHARS_MAX].decode("utf-8", "replace")
         raise EngineFailed(f"it answered with status {reply.status}: {shown}")
 
 

@@ -20,9 +20,9 @@ from typing import Protocol
 
 import msgspec
 
-from watchbill import limits
 from watchbill.catalog import Model
 from watchbill.core.messages import Blame
+from watchbill.engines import limits
 from watchbill.engines.base import Capabilities, DeathCallback, HostCallback, HostState, LoadError, Warm
 from watchbill.engines.lifecycle import Hold, Lifecycle
 from watchbill.engines.readiness import Progress

@@ -21,9 +21,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Generic, TypeVar
 
-from watchbill import limits
 from watchbill.catalog import Model
 from watchbill.core.messages import Blame
+from watchbill.engines import limits
 from watchbill.engines.base import Capabilities, DeathCallback, LoadError, Warm
 from watchbill.engines.readiness import Progress
 from watchbill.errors import EngineFailed

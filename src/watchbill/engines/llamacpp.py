@@ -27,12 +27,12 @@ from pathlib import Path
 from watchbill.catalog import EngineRules, Model
 from watchbill.engines import llama_server
 from watchbill.engines.base import Capabilities, LoadError
+from watchbill.engines.limits import LLAMA_HTTP_THREADS
 from watchbill.engines.owned import Diagnosis, Launch
 from watchbill.engines.sleep import LLAMA
 from watchbill.errors import ConfigError
 from watchbill.footprint import usable_context
 from watchbill.gguf import GgufError, read_header
-from watchbill.limits import LLAMA_HTTP_THREADS
 from watchbill.packages import how_to_install
 from watchbill.processes import LOOPBACK, Keeper
 

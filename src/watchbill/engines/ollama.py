@@ -25,9 +25,9 @@ from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 
-from watchbill import limits
 from watchbill.catalog import RAM, EngineRules, Model
 from watchbill.core.messages import Blame
+from watchbill.engines import limits
 from watchbill.engines.base import Capabilities, Endpoint, HostState, LoadError, Warm, endpoint_of
 from watchbill.engines.foreign import ForeignHold, Gone, HeldRecord
 from watchbill.engines.ollama_api import NO_LIMIT, Loaded, OllamaApi, OllamaSaid, full_name

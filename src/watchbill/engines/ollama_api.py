@@ -8,9 +8,10 @@ from datetime import datetime
 
 import msgspec
 
-from watchbill import limits
+from watchbill.engines import limits
 from watchbill.engines.base import Endpoint
 from watchbill.engines.upstream import FailureKind, Outgoing, Reply, Upstream, UpstreamFailed
+from watchbill.processes import limits as processes_limits
 from watchbill.quoting import on_one_line
 
 __all__ = ["NO_LIMIT", "Loaded", "OllamaApi", "OllamaSaid", "full_name"]
@@ -102,4 +103,4 @@ def _words(body: bytes) -> str:
         said = msgspec.json.decode(body, type=_Error).error
     except msgspec.DecodeError:
         said = body.decode("utf-8", "replace")
-    return on_one_line(said, limits.LOG_LINE_CHARS_MAX)
+    return on_one_line(said, processes_limits.LOG_LINE_CHARS_MAX)

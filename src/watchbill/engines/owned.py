@@ -15,9 +15,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Protocol
 
-from watchbill import limits
 from watchbill.catalog import RAM, Model
 from watchbill.core.messages import Blame
+from watchbill.engines import limits
 from watchbill.engines.base import Capabilities, DeathCallback, Endpoint, LoadError, Warm
 from watchbill.engines.lifecycle import Hold, Lifecycle
 from watchbill.engines.readiness import Progress, warm_up
@@ -35,6 +35,7 @@ from watchbill.processes import (
     is_taken,
     shielded,
 )
+from watchbill.processes import limits as processes_limits
 
 __all__ = ["Diagnosis", "Launch", "OwnedEngine", "Recipe", "visible_cards"]
 
@@ -178,12 +179,12 @@ class OwnedEngine(Lifecycle[ProcessHold]):
     async def _bring_up(self, hold: ProcessHold) -> Warm:
         """Tries ports until one works. A process that ends meanwhile fails the load at once."""
         try:
-            for _ in range(limits.PORT_ATTEMPTS_MAX):
+            for _ in range(processes_limits.PORT_ATTEMPTS_MAX):
                 if warm := await self._try_port(hold):
                     return warm
         except OSError as error:  # any errno: which of them is whose fault is told here
             raise self._cannot_start(error, hold.launch) from error
-        attempts = limits.PORT_ATTEMPTS_MAX
+        attempts = processes_limits.PORT_ATTEMPTS_MAX
         raise LoadError(f"another program took each of {attempts} ports")
 
     async def _try_port(self, hold: ProcessHold) -> Warm | None:
@@ -252,7 +253,7 @@ class OwnedEngine(Lifecycle[ProcessHold]):
 
     def _failure(self, hold: ProcessHold, what: str, *, hopeless: bool = False) -> LoadError:
         """The error of a load that failed: what happened, why if the log tells, and the log's last lines."""
-        lines = hold.process.log.read_tail(limits.LOG_TAIL_LINES_MAX) if hold.process else []
+        lines = hold.process.log.read_tail(processes_limits.LOG_TAIL_LINES_MAX) if hold.process else []
         diagnosis = self._recipe.diagnose(lines) or _found_no_card(hold.model, lines)
         if (fault := fault_of(self._root)) is not None:
             why = f"{disk_failure(self._root, fault)} ({what})"

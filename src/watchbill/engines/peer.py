@@ -16,9 +16,9 @@ from dataclasses import replace
 
 import msgspec
 
-from watchbill import limits
 from watchbill.catalog import EngineRules
 from watchbill.core.messages import Blame
+from watchbill.engines import limits
 from watchbill.engines.base import Capabilities, HostState, LoadError, Warm, endpoint_of
 from watchbill.engines.foreign import ForeignHold, Gone
 from watchbill.engines.upstream import Outgoing, Reply, Upstream, UpstreamFailed

@@ -8,7 +8,7 @@ import asyncio
 import time
 from collections.abc import Mapping
 
-from watchbill import limits
+from watchbill.engines import limits
 from watchbill.engines.base import Endpoint, LoadError, Warm
 from watchbill.engines.engine_calls import Proving, prove, prove_whole
 from watchbill.engines.upstream import Outgoing, Upstream, UpstreamFailed

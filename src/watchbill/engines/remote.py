@@ -7,8 +7,8 @@ is where the config says. A server that does not answer fails the request that w
 from collections.abc import Mapping
 from dataclasses import replace
 
-from watchbill import limits
 from watchbill.catalog import EngineRules, Model
+from watchbill.engines import limits
 from watchbill.engines.base import Capabilities, LoadError, Warm, endpoint_of
 from watchbill.engines.statuses import Said, said_by
 from watchbill.engines.upstream import Outgoing, Upstream, UpstreamFailed

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from watchbill import limits
+from watchbill.engines import limits
 from watchbill.engines.base import Endpoint, LoadError
 from watchbill.engines.upstream import Outgoing, Upstream, UpstreamFailed
 

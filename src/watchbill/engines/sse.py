@@ -5,8 +5,9 @@ split, for all three kinds of newline; a single event larger than its bound is a
 ends a line cannot fill the memory. The bound is lower where the payload is decoded. Never decodes JSON.
 """
 
+from watchbill.engines.limits import SSE_EVENT_BYTES_MAX
 from watchbill.errors import EngineFailed
-from watchbill.limits import JSON_DECODED_BYTES_MAX, SSE_EVENT_BYTES_MAX
+from watchbill.limits import JSON_DECODED_BYTES_MAX
 
 __all__ = ["DONE", "EventReader", "EventTooLarge", "WholeEvents"]
 

@@ -13,15 +13,16 @@ import logging
 from collections.abc import Mapping
 from pathlib import Path
 
-from watchbill import limits
 from watchbill.catalog import EngineRules, Model
 from watchbill.core.messages import Blame
+from watchbill.engines import limits
 from watchbill.engines.base import Capabilities, Endpoint, HostState, LoadError, Warm, endpoint_of
 from watchbill.engines.foreign import ForeignHold, Gone, HeldRecord
 from watchbill.engines.readiness import check_health, warm_up
 from watchbill.engines.upstream import FailureKind, Upstream, UpstreamFailed
 from watchbill.errors import ConfigError, EngineFailed
 from watchbill.names import file_stem
+from watchbill.reactor import limits as reactor_limits
 from watchbill.reactor.intents import Answer, Intent, Mailbox, Verb, unit_of
 from watchbill.units import format_millis
 
@@ -160,15 +161,15 @@ class SystemdHost:
 
     def _no_reactor(self, model: Model) -> str:
         told = f"watchbill reactor --root {self._mailbox.root} --allow {unit_of(model)}"
-        bound = format_millis(limits.REACTOR_ANSWER_MS)
+        bound = format_millis(reactor_limits.REACTOR_ANSWER_MS)
         return f"no reactor answered within {bound}; run on the host: {told}"
 
     async def _answer(self, intent: Intent) -> Answer | None:
         """The answer; None when no reactor takes the intent, or the reactor that took it does not answer."""
         clock = asyncio.get_running_loop().time
-        unclaimed = clock() + limits.REACTOR_ANSWER_MS / 1000
-        claimed = unclaimed + limits.SYSTEMCTL_MS_MAX / 1000
-        pause_ms = float(limits.REACTOR_ANSWER_POLL_MS)
+        unclaimed = clock() + reactor_limits.REACTOR_ANSWER_MS / 1000
+        claimed = unclaimed + reactor_limits.SYSTEMCTL_MS_MAX / 1000
+        pause_ms = float(reactor_limits.REACTOR_ANSWER_POLL_MS)
         while clock() < (unclaimed if self._mailbox.is_waiting(intent) else claimed):
             answer = self._mailbox.answer(intent)
             if answer is not None:

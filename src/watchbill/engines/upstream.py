@@ -31,7 +31,7 @@ from watchbill.engines.connection import (
     is_timeout,
 )
 from watchbill.engines.dial import Address, dial
-from watchbill.limits import (
+from watchbill.engines.limits import (
     UPSTREAM_ANSWER_BYTES_MAX,
     UPSTREAM_CLOSE_NOTICE_MS,
     UPSTREAM_IDLE_CONNECTIONS_MAX,

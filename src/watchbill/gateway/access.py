@@ -17,7 +17,7 @@ from typing import NamedTuple
 from watchbill.catalog import ApiKey, Server
 from watchbill.errors import AuthenticationFailed, Forbidden, RequestError
 from watchbill.gateway.http.messages import Request, Response
-from watchbill.limits import HOSTS_REMEMBERED_MAX
+from watchbill.gateway.limits import HOSTS_REMEMBERED_MAX
 
 __all__ = ["BROWSER_KEY", "Access", "Guard", "Pass"]
 

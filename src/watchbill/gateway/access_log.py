@@ -7,8 +7,8 @@ import asyncio
 import time
 from collections.abc import Callable
 
+from watchbill.gateway.limits import ACCESS_LOG_FLUSH_MS, ACCESS_LOG_LINES_MAX
 from watchbill.gateway.request_context import RequestContext
-from watchbill.limits import ACCESS_LOG_FLUSH_MS, ACCESS_LOG_LINES_MAX
 
 __all__ = ["AccessLog"]
 

@@ -13,7 +13,7 @@ import msgspec
 from watchbill.engines.statuses import Said, said_by
 from watchbill.errors import Cancelled, EngineFailed, LaneFull, NeverFits, TheirsError
 from watchbill.gateway.http.messages import Response
-from watchbill.limits import RETRY_AFTER_S_MAX
+from watchbill.gateway.limits import RETRY_AFTER_S_MAX
 
 __all__ = [
     "EngineRefused",

@@ -20,8 +20,9 @@ from watchbill.engines.sse import DONE, EventReader
 from watchbill.errors import EngineFailed
 from watchbill.gateway.answers import engine_error
 from watchbill.gateway.growing import Kept, growing_text, whole_texts
+from watchbill.gateway.limits import ASSEMBLY_HELD_BYTES, CHOICES_MAX, TOOL_CALLS_MAX
 from watchbill.gateway.wire import NO_STREAM, decode_fields
-from watchbill.limits import ASSEMBLY_HELD_BYTES, CHOICES_MAX, JSON_DIGITS_BYTES_MIN, TOOL_CALLS_MAX
+from watchbill.limits import JSON_DIGITS_BYTES_MIN
 
 __all__ = ["Assembly"]
 

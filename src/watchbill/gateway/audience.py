@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 from watchbill.catalog import ApiKey
 from watchbill.errors import LaneFull
-from watchbill.limits import EVENT_STREAMS_ADMIN_RESERVE, EVENT_STREAMS_KEY_MAX, EVENT_STREAMS_MAX
+from watchbill.gateway.limits import EVENT_STREAMS_ADMIN_RESERVE, EVENT_STREAMS_KEY_MAX, EVENT_STREAMS_MAX
 
 __all__ = ["Audience"]
 

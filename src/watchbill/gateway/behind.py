@@ -12,10 +12,12 @@ import msgspec
 from watchbill.catalog import Catalog, Model
 from watchbill.decodable import is_decodable, json_decoder
 from watchbill.engines.base import Endpoint, endpoint_of
+from watchbill.engines.limits import OLLAMA_ANSWER_BYTES_MAX
 from watchbill.engines.ollama import DEFAULT_URL
 from watchbill.engines.ollama_api import full_name
 from watchbill.engines.upstream import Outgoing, Upstream, UpstreamFailed
-from watchbill.limits import JSON_VALUES_MAX, OLLAMA_ANSWER_BYTES_MAX, OLLAMA_LIST_MS, OLLAMA_LISTED_MS
+from watchbill.gateway.limits import OLLAMA_LIST_MS, OLLAMA_LISTED_MS
+from watchbill.limits import JSON_VALUES_MAX
 
 __all__ = ["Behind", "ollama_endpoint"]
 

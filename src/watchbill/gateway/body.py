@@ -33,21 +33,23 @@ from watchbill.errors import (
 from watchbill.gateway.form import Form, parse_form
 from watchbill.gateway.http.messages import Request
 from watchbill.gateway.lifting import ESCAPED_NAME, Lifted, lift
-from watchbill.gateway.meters import MeteredRequest, Meters
-from watchbill.limits import (
+from watchbill.gateway.limits import (
     BODIES_RETRY_MS,
     BODY_RECEIPT_MS,
     BODY_RESERVES,
     BODY_SILENCE_MS,
     HEAP_RETURN_BYTES,
     HEAP_RETURN_MS,
+    PLAIN_BODY_BYTES_MAX,
+    SMALL_BODY_BYTES_MAX,
+)
+from watchbill.gateway.meters import MeteredRequest, Meters
+from watchbill.limits import (
     JSON_AT_ONCE_BYTES_MAX,
     JSON_DEPTH_MAX,
     JSON_DIGITS_BYTES_MIN,
     JSON_TURN_MS,
     JSON_WINDOW_BYTES,
-    PLAIN_BODY_BYTES_MAX,
-    SMALL_BODY_BYTES_MAX,
 )
 from watchbill.runtime.heap import return_freed
 from watchbill.runtime.ticket import Start

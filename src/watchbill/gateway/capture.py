@@ -16,8 +16,8 @@ from watchbill.errors import EngineFailed
 from watchbill.gateway.answers import EngineRefused
 from watchbill.gateway.assemble import Assembly
 from watchbill.gateway.request_context import RequestContext
-from watchbill.limits import CAPTURE_ANSWER_BYTES_MAX, CAPTURE_PROMPT_BYTES_MAX, CAPTURE_STOP_MS
 from watchbill.runtime.capture import Captured
+from watchbill.runtime.limits import CAPTURE_ANSWER_BYTES_MAX, CAPTURE_PROMPT_BYTES_MAX, CAPTURE_STOP_MS
 from watchbill.runtime.ticket import Submission
 
 if TYPE_CHECKING:

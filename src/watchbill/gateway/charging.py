@@ -9,9 +9,9 @@ import time
 
 from watchbill.catalog import Tier, TierRules
 from watchbill.core.reasons import Cost
+from watchbill.gateway.limits import ANSWER_TOKENS_FORETOLD
 from watchbill.gateway.meters import BYTES_PER_TOKEN, TokenCount
 from watchbill.gateway.request_context import RequestContext
-from watchbill.limits import ANSWER_TOKENS_FORETOLD
 from watchbill.runtime.spending import Reserved
 from watchbill.runtime.ticket import Start
 from watchbill.runtime.tiers import Tiers

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 
 from watchbill.errors import LaneFull, RequestError
 from watchbill.gateway.http.messages import Door
-from watchbill.limits import DOORS_MAX
+from watchbill.gateway.limits import DOORS_MAX
 
 __all__ = ["Doors"]
 

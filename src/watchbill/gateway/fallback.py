@@ -14,7 +14,7 @@ from watchbill.catalog import Lane
 from watchbill.errors import RunTimeout, Stale, TheirsError, WaitExceeded
 from watchbill.gateway.answers import status_of
 from watchbill.gateway.body import encode
-from watchbill.limits import SUMMARY_CHARS_MAX, SUMMARY_ITEM_CHARS_MAX, SUMMARY_ITEMS_MAX
+from watchbill.gateway.limits import SUMMARY_CHARS_MAX, SUMMARY_ITEM_CHARS_MAX, SUMMARY_ITEMS_MAX
 from watchbill.quoting import on_one_line
 from watchbill.templates import Template
 

@@ -17,15 +17,15 @@ from typing import cast
 
 from watchbill.errors import RequestError, UnsupportedMedia
 from watchbill.gateway.lifting import Piece
-from watchbill.limits import (
+from watchbill.gateway.limits import (
     FORM_END_BYTES_MAX,
     FORM_HEAD_BYTES_MAX,
     FORM_HEAD_LINES_MAX,
     FORM_PARAMETERS_MAX,
     FORM_PARTS_MAX,
     FORM_TEXT_BYTES_MAX,
-    JSON_WINDOW_BYTES,
 )
+from watchbill.limits import JSON_WINDOW_BYTES
 from watchbill.quoting import quoted
 
 __all__ = ["Content", "Form", "FormReader", "Part", "PartHead", "parse_form"]

@@ -9,7 +9,7 @@ from io import StringIO
 from typing import cast
 
 from watchbill.errors import EngineFailed
-from watchbill.limits import GROWN_CHARACTER_WEIGHT, GROWN_VALUE_WEIGHT, GROWN_WEIGHT_MAX
+from watchbill.gateway.limits import GROWN_CHARACTER_WEIGHT, GROWN_VALUE_WEIGHT, GROWN_WEIGHT_MAX
 
 __all__ = ["Kept", "growing_text", "whole_texts"]
 

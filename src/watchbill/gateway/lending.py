@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 from watchbill.errors import RequestError, UnitError
 from watchbill.gateway.answers import json_response
 from watchbill.gateway.http.messages import Response
+from watchbill.gateway.limits import CLAIM_HOURS_MAX
 from watchbill.gateway.native import read_object
 from watchbill.gateway.request_context import RequestContext
-from watchbill.limits import CLAIM_HOURS_MAX, CLAIM_REASON_CHARS_MAX
 from watchbill.quoting import quoted
+from watchbill.runtime.limits import CLAIM_REASON_CHARS_MAX
 from watchbill.units import parse_bytes
 
 if TYPE_CHECKING:

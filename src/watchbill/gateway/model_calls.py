@@ -19,6 +19,7 @@ import msgspec
 
 from watchbill.catalog import WorkClass
 from watchbill.decodable import is_decodable, json_decoder
+from watchbill.engines.limits import ERROR_BYTES_MAX, UPSTREAM_ANSWER_BYTES_MAX
 from watchbill.engines.statuses import Said
 from watchbill.engines.upstream import Outgoing
 from watchbill.errors import EngineFailed, Preempted, ShuttingDown, Stale, TheirsError
@@ -26,6 +27,7 @@ from watchbill.gateway.answers import EngineRefused, engine_error, let_go, verdi
 from watchbill.gateway.fallback import Fallback, fallback_for, summarize_request
 from watchbill.gateway.forced_calls import ForcedCall
 from watchbill.gateway.http.messages import Answer
+from watchbill.gateway.limits import PROMPT_TOKENS_FORETOLD_MAX, UNLOAD_RECENT_MS
 from watchbill.gateway.meters import BYTES_PER_TOKEN, TokenCount
 from watchbill.gateway.relay import Collector, Relay
 from watchbill.gateway.request_context import RequestContext
@@ -34,13 +36,7 @@ from watchbill.gateway.stream import Out
 from watchbill.gateway.take_apart import events_of
 from watchbill.gateway.vectors import Vectors, read_vectors
 from watchbill.gateway.wire import decode_fields
-from watchbill.limits import (
-    ERROR_BYTES_MAX,
-    JSON_AT_ONCE_BYTES_MAX,
-    PROMPT_TOKENS_FORETOLD_MAX,
-    UNLOAD_RECENT_MS,
-    UPSTREAM_ANSWER_BYTES_MAX,
-)
+from watchbill.limits import JSON_AT_ONCE_BYTES_MAX
 from watchbill.runtime.ticket import Start, Submission
 from watchbill.steps import Steps, join
 

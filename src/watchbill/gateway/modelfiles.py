@@ -19,8 +19,8 @@ import msgspec
 from watchbill.catalog import Catalog, Model
 from watchbill.footprint import usable_context
 from watchbill.gateway.behind import Behind
+from watchbill.gateway.limits import MODEL_FILES_REMEMBERED_MAX
 from watchbill.gguf import GgufError, Header, read_header
-from watchbill.limits import MODEL_FILES_REMEMBERED_MAX
 
 __all__ = ["Facts", "ModelFiles"]
 

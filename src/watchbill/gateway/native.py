@@ -11,18 +11,16 @@ from typing import TYPE_CHECKING, cast
 import msgspec
 
 from watchbill.catalog import PLANS_LANE
+from watchbill.config.limits import PORT_MAX
 from watchbill.errors import ConfigError, NotFound, RequestError, UnsupportedMedia
 from watchbill.gateway.answers import json_response
 from watchbill.gateway.audience import Audience
 from watchbill.gateway.http.messages import Answer, Door, Response
+from watchbill.gateway.limits import EVENT_HEARTBEAT_MS
 from watchbill.gateway.options import read_companions
 from watchbill.gateway.request_context import RequestContext
 from watchbill.gateway.stream import StreamOut
-from watchbill.limits import (
-    EVENT_HEARTBEAT_MS,
-    PLAIN_NAME_CHARS_MAX,
-    PORT_MAX,
-)
+from watchbill.limits import PLAIN_NAME_CHARS_MAX
 from watchbill.metrics import CONTENT_TYPE, render
 from watchbill.quoting import quoted
 from watchbill.runtime.library import listed

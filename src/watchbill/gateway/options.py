@@ -12,19 +12,18 @@ from typing import cast
 import msgspec
 
 from watchbill.catalog import LEASED_LANE, LOCAL_SITE, ApiKey, Catalog, Reach
+from watchbill.config.limits import CONTEXT_TOKENS_MAX
 from watchbill.errors import ModelNotFound, RequestError, UnitError
 from watchbill.gateway.http.messages import MAIN_DOOR, Door
-from watchbill.gateway.request_context import RequestContext
-from watchbill.limits import (
+from watchbill.gateway.limits import (
     CHOICES_MAX,
     COMPANIONS_MAX,
-    CONTEXT_TOKENS_MAX,
-    DURATION_MS_MAX,
     METADATA_MAX,
     METADATA_NAME_CHARS_MAX,
     METADATA_VALUE_CHARS_MAX,
-    REQUEST_ID_CHARS_MAX,
 )
+from watchbill.gateway.request_context import RequestContext
+from watchbill.limits import DURATION_MS_MAX, REQUEST_ID_CHARS_MAX
 from watchbill.quoting import quoted
 from watchbill.runtime.ticket import Submission
 from watchbill.units import parse_millis

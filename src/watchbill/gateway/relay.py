@@ -18,6 +18,7 @@ from typing import Protocol
 
 from watchbill.catalog import Tier
 from watchbill.core.messages import CutKind
+from watchbill.engines.limits import UPSTREAM_ANSWER_BYTES_MAX
 from watchbill.engines.statuses import Said, said_by
 from watchbill.engines.upstream import Call, FailureKind, Outgoing, Upstream, UpstreamFailed, is_timeout
 from watchbill.errors import (
@@ -33,16 +34,11 @@ from watchbill.gateway.answers import let_go, verdict
 from watchbill.gateway.capture import Tap
 from watchbill.gateway.charging import Charge, Charging
 from watchbill.gateway.forced_calls import ForcedCall
+from watchbill.gateway.limits import HEADERS_HELD_MS, KEEP_ALIVE_COMMENT_MS, RESUME_WAIT_MS
 from watchbill.gateway.meters import TokenCount
 from watchbill.gateway.request_context import RequestContext
 from watchbill.gateway.resume import Resumption
 from watchbill.gateway.stream import Out
-from watchbill.limits import (
-    HEADERS_HELD_MS,
-    KEEP_ALIVE_COMMENT_MS,
-    RESUME_WAIT_MS,
-    UPSTREAM_ANSWER_BYTES_MAX,
-)
 from watchbill.runtime.ticket import Start, Ticket
 from watchbill.steps import join
 

@@ -18,9 +18,9 @@ from watchbill.engines.connection import Outgoing
 from watchbill.engines.sse import DONE, EventReader, EventTooLarge, WholeEvents
 from watchbill.errors import EngineFailed
 from watchbill.gateway.body import encode
+from watchbill.gateway.limits import RESUME_TEXT_CHARS_MAX, RESUME_TOKENS_MAX
 from watchbill.gateway.typed import is_count
 from watchbill.gateway.wire import NO_STREAM, decode_fields
-from watchbill.limits import RESUME_TEXT_CHARS_MAX, RESUME_TOKENS_MAX
 
 __all__ = ["Begun", "Resumption"]
 

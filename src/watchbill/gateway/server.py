@@ -14,7 +14,7 @@ from functools import partial
 from watchbill.gateway.answers import as_response
 from watchbill.gateway.app import Gateway
 from watchbill.gateway.http.listener import Listener
-from watchbill.limits import DRAIN_LAST_MS, DRAIN_MS
+from watchbill.gateway.limits import DRAIN_LAST_MS, DRAIN_MS
 
 __all__ = ["Serving", "serve"]
 

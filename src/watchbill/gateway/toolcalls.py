@@ -11,8 +11,8 @@ import msgspec
 
 from watchbill.errors import EngineFailed
 from watchbill.gateway.growing import Kept
+from watchbill.gateway.limits import GROWN_CALLS_WEIGHT_MAX, TOOL_CALLS_MAX
 from watchbill.gateway.wire import decode_fields
-from watchbill.limits import GROWN_CALLS_WEIGHT_MAX, TOOL_CALLS_MAX
 
 __all__ = ["ToolCall", "ToolCalls"]
 

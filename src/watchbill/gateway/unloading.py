@@ -15,7 +15,7 @@ from enum import StrEnum
 from watchbill.catalog import ApiKey, Model
 from watchbill.core.messages import Cause
 from watchbill.errors import TheirsError
-from watchbill.limits import UNLOAD_RECENT_MS, UNLOADS_MAX, UNLOADS_PER_MINUTE_MAX
+from watchbill.gateway.limits import UNLOAD_RECENT_MS, UNLOADS_MAX, UNLOADS_PER_MINUTE_MAX
 from watchbill.runtime.driver import Driver
 
 __all__ = ["Kept", "Unloading"]

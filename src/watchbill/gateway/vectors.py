@@ -11,7 +11,8 @@ import msgspec
 
 from watchbill.decodable import is_decodable, json_decoder
 from watchbill.errors import EngineFailed
-from watchbill.limits import JSON_VALUES_MAX, VECTOR_BYTES_MAX, VECTORS_OUTLINE_BYTES_MAX
+from watchbill.gateway.limits import VECTOR_BYTES_MAX, VECTORS_OUTLINE_BYTES_MAX
+from watchbill.limits import JSON_VALUES_MAX
 from watchbill.steps import Steps, join
 
 __all__ = ["Vectors", "cut_vectors", "read_vectors", "write_vectors"]

@@ -18,21 +18,20 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlencode
 
 from watchbill.engines.base import Endpoint
+from watchbill.engines.limits import UPSTREAM_CONNECT_MS, UPSTREAM_HEAD_BYTES_MAX
 from watchbill.errors import EngineFailed, NotOffered, RequestError
 from watchbill.gateway.access import BROWSER_KEY
 from watchbill.gateway.http.messages import Answer, Request, Tunnel
-from watchbill.gateway.meters import BYTES_PER_TOKEN, MeteredRequest
-from watchbill.gateway.model_calls import ModelCalls
-from watchbill.gateway.request_context import RequestContext
-from watchbill.gateway.websocket_frames import POLICY_VIOLATION, FrameEnds, close_frame
-from watchbill.limits import (
-    UPSTREAM_CONNECT_MS,
-    UPSTREAM_HEAD_BYTES_MAX,
+from watchbill.gateway.limits import (
     WEBSOCKET_BUFFER_BYTES_MAX,
     WEBSOCKET_CLOSE_MS,
     WEBSOCKET_HANDSHAKE_MS,
     WEBSOCKET_PIECE_BYTES,
 )
+from watchbill.gateway.meters import BYTES_PER_TOKEN, MeteredRequest
+from watchbill.gateway.model_calls import ModelCalls
+from watchbill.gateway.request_context import RequestContext
+from watchbill.gateway.websocket_frames import POLICY_VIOLATION, FrameEnds, close_frame
 from watchbill.runtime.ticket import Start
 
 if TYPE_CHECKING:

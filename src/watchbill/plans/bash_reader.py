@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
-from watchbill import limits
-from watchbill.limits import HERE_SEARCHED_MAX
+from watchbill.plans import limits
 from watchbill.plans.command import Command, Refusal, binding
 from watchbill.plans.fed_input import BEFORE_COMMAND, Feed, Flow
+from watchbill.plans.limits import HERE_SEARCHED_MAX
 from watchbill.plans.placeholders import PLACEHOLDER, Placeholder
 from watchbill.plans.second_reading import EXPANSION, VALUE, Use, Word
 

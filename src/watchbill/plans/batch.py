@@ -11,9 +11,9 @@ from datetime import datetime
 from pathlib import PurePosixPath
 from typing import NamedTuple, cast
 
-from watchbill import limits
 from watchbill.errors import NameRefused, OursError
 from watchbill.names import check_folder_name, check_plain_name
+from watchbill.plans import limits
 from watchbill.plans.check import Plan
 from watchbill.plans.expand import text_of
 from watchbill.plans.findings import shown

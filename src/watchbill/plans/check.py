@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from watchbill import limits
 from watchbill.errors import NameRefused
 from watchbill.names import inside
+from watchbill.plans import limits
 from watchbill.plans.bash_reader import parse_command
 from watchbill.plans.command import Command
 from watchbill.plans.document import read_document

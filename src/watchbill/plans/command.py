@@ -17,8 +17,8 @@ import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from watchbill import limits
 from watchbill.errors import OursError
+from watchbill.plans import limits
 from watchbill.plans.findings import shown
 from watchbill.plans.placeholders import Placeholder
 

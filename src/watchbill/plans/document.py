@@ -14,7 +14,7 @@ import re
 import textwrap
 from dataclasses import dataclass, field
 
-from watchbill import limits
+from watchbill.plans import limits
 from watchbill.plans.findings import Findings, shown
 from watchbill.plans.inputs import Input, inputs_of
 from watchbill.plans.keys import find_key

@@ -11,8 +11,9 @@ from collections.abc import Callable, Container, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, cast
 
-from watchbill import limits
 from watchbill.errors import OursError
+from watchbill.limits import PLAIN_NAME_CHARS_MAX
+from watchbill.plans import limits
 from watchbill.plans.findings import shown
 from watchbill.plans.placeholders import Placeholder
 from watchbill.plans.task import Place, Task
@@ -213,7 +214,7 @@ def _reserved(task: str, identifier: str | None, taken: Container[str], used: se
     if identifier is None:
         return None
     name = f"{task}_{identifier}"
-    if not _SAFE.fullmatch(identifier) or len(name) > limits.PLAIN_NAME_CHARS_MAX or name in taken:
+    if not _SAFE.fullmatch(identifier) or len(name) > PLAIN_NAME_CHARS_MAX or name in taken:
         return None
     if ".." in name or name.endswith("."):
         return None

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
 
-from watchbill.limits import FED_USES_MAX, STARTED_WORDS_MAX
+from watchbill.plans.limits import FED_USES_MAX, STARTED_WORDS_MAX
 from watchbill.plans.programs import (
     INPUT,
     PROGRAMS,

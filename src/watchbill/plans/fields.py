@@ -10,9 +10,10 @@ import unicodedata
 from collections.abc import Callable
 from typing import cast
 
-from watchbill import limits
 from watchbill.errors import NameRefused, UnitError
+from watchbill.limits import PLAIN_NAME_CHARS_MAX
 from watchbill.names import check_plain_name
+from watchbill.plans import limits
 from watchbill.plans.document import Entry, TaskText
 from watchbill.plans.findings import Findings, shown
 from watchbill.plans.keys import KEYS, Key, Kind, find_key
@@ -55,7 +56,7 @@ _NOTHING = frozenset({"", "none", "[]", "-", "n/a", "null", "nothing", "{}"})
 _YES, _NO = frozenset({"yes", "true", "on", "1"}), frozenset({"no", "false", "off", "0"})
 _REMARK = re.compile(r"\s*\([^()]*\)$")
 #: A title in words: letters of any language, digits, blanks and a few signs.
-_READABLE = re.compile(rf"[\w .,&+'-]{{1,{limits.PLAIN_NAME_CHARS_MAX}}}")
+_READABLE = re.compile(rf"[\w .,&+'-]{{1,{PLAIN_NAME_CHARS_MAX}}}")
 _WHOLE = re.compile(r"\d{1,12}")
 _SIZE = re.compile(r"(\d{1,12}(?:\.\d{1,6})?)\s*(mb|mib|gb|gib|)", re.IGNORECASE)
 _SPELLED_TIME = re.compile(
@@ -569,7 +570,7 @@ def name_of_title(title: str) -> str:
     """A title as the name of a task, "Prüfe Kapitel" as prufe_kapitel; empty where nothing is left of it."""
     letters = unicodedata.normalize("NFKD", title.lower())
     bare = "".join(letter for letter in letters if not unicodedata.combining(letter))
-    name = re.sub(r"[^a-z0-9._-]+", "_", bare).strip("._-")[: limits.PLAIN_NAME_CHARS_MAX]
+    name = re.sub(r"[^a-z0-9._-]+", "_", bare).strip("._-")[:PLAIN_NAME_CHARS_MAX]
     return "" if ".." in name else name
 
 

@@ -7,7 +7,7 @@ Bounded: a hopeless plan of 100,000 tasks lists its first errors and counts the 
 from collections.abc import Callable
 from typing import NamedTuple
 
-from watchbill import limits
+from watchbill.plans import limits
 from watchbill.quoting import cut
 
 __all__ = ["Finding", "Findings", "shown"]

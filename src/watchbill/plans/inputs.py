@@ -7,7 +7,7 @@ entry without a name is prose.
 import re
 from dataclasses import dataclass
 
-from watchbill import limits
+from watchbill.plans import limits
 from watchbill.plans.findings import Findings
 
 __all__ = ["BUILT_INS", "Input", "inputs_of"]

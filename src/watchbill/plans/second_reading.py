@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from watchbill.limits import STARTED_WORDS_MAX
+from watchbill.plans.limits import STARTED_WORDS_MAX
 from watchbill.plans.placeholders import Placeholder
 from watchbill.plans.programs import Program, code_in, program_named
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from enum import Enum
 
-from watchbill import limits
+from watchbill.plans import limits
 from watchbill.plans.graph import Stage
 from watchbill.units import format_millis
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 
-from watchbill import limits
+from watchbill.plans import limits
 from watchbill.plans.command import Command
 
 __all__ = ["BashSyntax", "Mistake", "Unchecked"]

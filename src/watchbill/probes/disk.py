@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from watchbill.files.disk import fault_of
-from watchbill.limits import DISK_LOOK_MS
+from watchbill.probes.limits import DISK_LOOK_MS
 
 __all__ = ["DiskProbe"]
 

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import cast
 
 from watchbill.errors import UnitError
-from watchbill.limits import FAKE_GPUS_BYTES_MAX
 from watchbill.probes import CardHealth, ProbeError, Reading
+from watchbill.probes.limits import FAKE_GPUS_BYTES_MAX
 from watchbill.units import Bytes, Millis, parse_bytes
 
 __all__ = ["FAKE_GPUS", "FakeGpuProbe"]

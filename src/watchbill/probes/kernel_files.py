@@ -8,7 +8,7 @@ kernels differ.
 import errno
 import os
 
-from watchbill.limits import PROBE_FILE_BYTES_MAX
+from watchbill.probes.limits import PROBE_FILE_BYTES_MAX
 
 __all__ = ["number_in", "read_small", "table_of"]
 

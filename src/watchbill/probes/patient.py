@@ -10,8 +10,8 @@ import threading
 from collections.abc import Mapping
 from contextlib import suppress
 
-from watchbill.limits import PROBE_DEADLINE_MS
 from watchbill.probes import Probe, ProbeError, Reading
+from watchbill.probes.limits import PROBE_DEADLINE_MS
 
 __all__ = ["PatientProbe"]
 

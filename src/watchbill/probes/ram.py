@@ -10,10 +10,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from watchbill.catalog import RAM
-from watchbill.limits import LOOK_MS_MAX, LOOK_MS_MIN
 from watchbill.probes import ProbeError, Reading
 from watchbill.probes.cgroups import MemoryGroups
 from watchbill.probes.kernel_files import read_small, table_of
+from watchbill.probes.limits import LOOK_MS_MAX, LOOK_MS_MIN
 from watchbill.probes.trees import TreeMemory, find_processes, major_faults_of_tree, pids_of_tree, pss_of_tree
 from watchbill.units import Bytes, Millis
 

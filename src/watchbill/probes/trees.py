@@ -10,8 +10,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from watchbill.limits import TREE_PIDS_MAX
 from watchbill.probes.kernel_files import read_small, table_of
+from watchbill.probes.limits import TREE_PIDS_MAX
 from watchbill.units import Bytes
 
 __all__ = [

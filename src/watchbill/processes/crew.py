@@ -26,9 +26,8 @@ from enum import Enum
 from pathlib import Path
 from typing import cast
 
-from watchbill import limits
 from watchbill.files.host import boot_id, start_time
-from watchbill.processes import crew_guard
+from watchbill.processes import crew_guard, limits
 from watchbill.processes.environment import Withheld
 from watchbill.processes.reaping import extinguish, survivors_of
 from watchbill.processes.registry import ROOT_MARK, TOKEN_MARK, Record, Registry, root_id, with_guard

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from watchbill import limits
 from watchbill.files.host import boot_id
+from watchbill.processes import limits
 from watchbill.processes.environment import Withheld
 from watchbill.processes.logs import open_log
 from watchbill.processes.owned import Command, OwnedProcess, shielded

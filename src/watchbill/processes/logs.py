@@ -13,9 +13,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from watchbill.files.atomic import PRIVATE_MODE, writing
-from watchbill.limits import LOG_FILE_BYTES_MAX, LOG_FILES_MAX, LOG_LINE_CHARS_MAX, LOG_TAIL_BYTES_MAX
 from watchbill.names import file_stem
 from watchbill.processes.guard import open_private, rotate_log, rotate_privately
+from watchbill.processes.limits import (
+    LOG_FILE_BYTES_MAX,
+    LOG_FILES_MAX,
+    LOG_LINE_CHARS_MAX,
+    LOG_TAIL_BYTES_MAX,
+)
 
 __all__ = ["Log", "cut_own_log", "engine_log", "open_log", "watch_own_log"]
 

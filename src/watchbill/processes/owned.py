@@ -16,9 +16,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from watchbill import limits
 from watchbill.errors import EngineFailed
-from watchbill.processes import guard
+from watchbill.processes import guard, limits
 from watchbill.processes.logs import Log
 from watchbill.processes.reaping import extinguish, survivors_of
 from watchbill.processes.registry import Record, Registry, with_engine, with_guard

@@ -11,7 +11,7 @@ import socket
 from pathlib import Path
 
 from watchbill.errors import EngineFailed
-from watchbill.limits import PORT_DRAWS_MAX
+from watchbill.processes.limits import PORT_DRAWS_MAX
 
 __all__ = ["LOOPBACK", "claim_port", "is_taken", "release_port"]
 

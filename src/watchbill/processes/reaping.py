@@ -14,9 +14,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from watchbill.limits import ORPHAN_TERM_MS, STOP_KILL_MS
 from watchbill.probes.kernel_files import read_small
 from watchbill.probes.trees import pids_of_tree
+from watchbill.processes.limits import ORPHAN_TERM_MS, STOP_KILL_MS
 from watchbill.processes.registry import ROOT_MARK, TOKEN_MARK, Record, Registry, marked_pids, root_id
 
 __all__ = ["Reaped", "extinguish", "reap", "survivors_of"]

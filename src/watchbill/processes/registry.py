@@ -13,8 +13,8 @@ import msgspec
 
 from watchbill.files.atomic import replace_file
 from watchbill.files.host import boot_id, start_time
-from watchbill.limits import ENGINE_RECORD_BYTES_MAX
 from watchbill.probes.kernel_files import read_small
+from watchbill.processes.limits import ENGINE_RECORD_BYTES_MAX
 
 __all__ = ["ROOT_MARK", "TOKEN_MARK", "Record", "Registry", "marked_pids", "root_id"]
 

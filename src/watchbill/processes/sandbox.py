@@ -16,8 +16,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from watchbill import limits
-from watchbill.processes import landlock
+from watchbill.processes import landlock, limits
 
 __all__ = ["Cage", "can_bubblewrap", "can_landlock", "in_bubblewrap", "in_landlock"]
 

@@ -21,7 +21,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from watchbill.limits import LEAVE_LAST_MS_MAX, LEAVE_MS_MAX, LEAVE_NOW_MS_MAX
+from watchbill.processes.limits import LEAVE_LAST_MS_MAX, LEAVE_MS_MAX, LEAVE_NOW_MS_MAX
 
 __all__ = ["Signals"]
 

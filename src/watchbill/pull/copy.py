@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from watchbill import limits
 from watchbill.errors import PullFailed
+from watchbill.pull import limits
 from watchbill.pull.landing import Landing, Wanted
 
 __all__ = ["fetch", "wanted"]

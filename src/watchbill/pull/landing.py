@@ -21,11 +21,11 @@ from typing import NamedTuple, TypeVar
 
 import msgspec
 
-from watchbill import limits
 from watchbill.errors import NameRefused, NoRoomToPull, PullFailed
 from watchbill.files.atomic import PRIVATE_MODE, make_private_folder, move_file, replace_file, write_all
 from watchbill.files.disk import DISK_FULL
 from watchbill.names import header_text, inside
+from watchbill.pull import limits
 
 __all__ = ["Landing", "Part", "Progress", "Pulled", "Wanted", "check_room"]
 

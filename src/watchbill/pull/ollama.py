@@ -6,10 +6,10 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from watchbill import limits
 from watchbill.blocking_http import connect, reason_of
 from watchbill.errors import NameRefused, PullFailed
 from watchbill.names import header_text
+from watchbill.pull import limits
 from watchbill.pull.landing import Progress, Pulled
 
 __all__ = ["pull"]

@@ -15,11 +15,10 @@ from typing import NamedTuple, cast
 
 import msgspec
 
-from watchbill import limits
 from watchbill.errors import ConfigError, NameRefused, PullFailed
 from watchbill.files.atomic import make_private_folder
 from watchbill.names import check_model_name
-from watchbill.pull import web
+from watchbill.pull import limits, web
 from watchbill.pull.landing import Landing, Wanted, check_room
 
 __all__ = [

@@ -13,10 +13,11 @@ from email.message import Message
 from typing import IO
 from urllib.parse import unquote, urlsplit
 
-from watchbill import __version__, limits
+from watchbill import __version__
 from watchbill.blocking_http import reason_of
 from watchbill.errors import NameRefused, PullFailed
 from watchbill.names import header_text
+from watchbill.pull import limits
 from watchbill.pull.landing import Landing, Part
 
 __all__ = ["NoSuchFile", "fetch", "file_name", "read"]

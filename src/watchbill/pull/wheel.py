@@ -13,9 +13,9 @@ import zipfile
 from pathlib import Path
 from typing import IO
 
-from watchbill import limits
 from watchbill.errors import PullFailed
 from watchbill.processes.command import run_to_end
+from watchbill.pull import limits
 from watchbill.pull.landing import Landing, Wanted
 
 __all__ = ["SMOLLM2", "fetch"]

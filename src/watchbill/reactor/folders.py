@@ -9,10 +9,10 @@ import os
 import stat
 from pathlib import Path
 
-from watchbill import limits
 from watchbill.errors import ConfigError
 from watchbill.files.mailbox import Box
 from watchbill.files.rotate import rotate
+from watchbill.reactor import limits
 from watchbill.reactor.intents import DONE_FOLDER, INTENTS_FOLDER, REACTOR_FOLDER
 
 __all__ = ["Folders"]

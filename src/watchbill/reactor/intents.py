@@ -16,11 +16,11 @@ from typing import Literal
 
 import msgspec
 
-from watchbill import limits
 from watchbill.catalog import Model
 from watchbill.files.atomic import NotAFile
 from watchbill.files.mailbox import Box
 from watchbill.names import file_stem
+from watchbill.reactor import limits
 
 __all__ = [
     "DONE_FOLDER", "INTENTS_FOLDER", "REACTOR_FOLDER", "Answer", "Intent", "Mailbox", "Verb", "unit_of",

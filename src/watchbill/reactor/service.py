@@ -23,12 +23,12 @@ from typing import TypeVar
 
 import msgspec
 
-from watchbill import limits
 from watchbill.errors import NameRefused
 from watchbill.files.atomic import NotAFile
 from watchbill.files.disk import DISK_FAULTS
 from watchbill.files.watch import Watch
 from watchbill.names import check_request_id, check_unit_name, header_text
+from watchbill.reactor import limits
 from watchbill.reactor.folders import Folders
 from watchbill.reactor.intents import INTENTS_FOLDER, Answer, Intent
 from watchbill.reactor.systemctl import Systemctl

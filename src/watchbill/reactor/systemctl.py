@@ -5,8 +5,8 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from watchbill import limits
 from watchbill.processes.command import run_to_end
+from watchbill.reactor import limits
 
 __all__ = ["Systemctl", "UnitState"]
 

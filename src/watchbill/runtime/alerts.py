@@ -21,10 +21,11 @@ import msgspec
 from watchbill.catalog import AlertRules
 from watchbill.core.messages import Alert, JournalEvent, Note
 from watchbill.engines.base import endpoint_of, escape_path
+from watchbill.engines.limits import ERROR_BYTES_MAX
 from watchbill.engines.upstream import FailureKind, Outgoing, Upstream, UpstreamFailed
 from watchbill.errors import TheirsError
-from watchbill.limits import ALERT_SEND_MS, ALERTS_KEPT_MAX, ALERTS_WAITING_MAX, ERROR_BYTES_MAX
 from watchbill.processes import Keeper
+from watchbill.runtime.limits import ALERT_SEND_MS, ALERTS_KEPT_MAX, ALERTS_WAITING_MAX
 
 __all__ = ["Alerts", "Deliverer"]
 

@@ -18,9 +18,14 @@ from typing import Any, cast
 
 from watchbill.errors import ConfigError
 from watchbill.files.atomic import make_folder, replace_file
-from watchbill.limits import NATS_FILE_BYTES_MAX, NATS_MEMORY_BYTES_MAX, NATS_PAYLOAD_BYTES_MAX, NATS_START_MS
 from watchbill.packages import how_to_install
 from watchbill.root import command_for
+from watchbill.runtime.limits import (
+    NATS_FILE_BYTES_MAX,
+    NATS_MEMORY_BYTES_MAX,
+    NATS_PAYLOAD_BYTES_MAX,
+    NATS_START_MS,
+)
 from watchbill.spool.jetstream.reach import Reach
 
 __all__ = ["own_reach", "prepare", "wait_until_up"]

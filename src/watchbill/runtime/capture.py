@@ -21,7 +21,7 @@ from typing import Protocol, cast
 from watchbill.catalog import SpoolRules
 from watchbill.core.messages import Alert, AlertKind
 from watchbill.errors import WatchbillError
-from watchbill.limits import (
+from watchbill.runtime.limits import (
     CAPTURE_AGAIN_MS,
     CAPTURE_AGAIN_MS_MAX,
     CAPTURE_BATCH_MAX,

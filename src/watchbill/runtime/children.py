@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from watchbill import limits
 from watchbill.processes import Keeper, OwnedProcess
+from watchbill.runtime import limits
 
 __all__ = ["Children"]
 

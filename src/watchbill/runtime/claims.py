@@ -18,9 +18,9 @@ from typing import Protocol
 from watchbill.catalog import RAM
 from watchbill.errors import LaneFull, NotFound, RequestError, TheirsError
 from watchbill.files.host import start_time
-from watchbill.limits import CLAIM_LOOK_MS, CLAIM_RENEW_MS, LOANS_MAX
 from watchbill.probes import Reading
 from watchbill.probes.trees import pids_of_tree, pss_of_pids
+from watchbill.runtime.limits import CLAIM_LOOK_MS, CLAIM_RENEW_MS, LOANS_MAX
 
 __all__ = ["Claim", "Claims", "Core"]
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from watchbill.core.messages import Event, Reply
 from watchbill.errors import RequestError, TheirsError
-from watchbill.limits import OPERATOR_MS_MAX
+from watchbill.runtime.limits import OPERATOR_MS_MAX
 
 __all__ = ["Commands"]
 

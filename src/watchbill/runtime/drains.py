@@ -19,7 +19,8 @@ from pathlib import Path
 
 from watchbill.catalog import SpoolRules
 from watchbill.core.messages import Alert, AlertKind
-from watchbill.limits import (
+from watchbill.root import command_for
+from watchbill.runtime.limits import (
     DONE_COLLECT_MS,
     DRAIN_AGAIN_MS,
     DRAIN_AGAIN_MS_MAX,
@@ -29,7 +30,6 @@ from watchbill.limits import (
     DRAIN_STOP_MS,
     DRAIN_SWITCH_MS,
 )
-from watchbill.root import command_for
 from watchbill.runtime.spools import folder_of, is_on_broker, make_drains, open_spool, other_side
 from watchbill.spool import Drain, SpoolBroken, SpoolFull, SpoolLayout, State
 from watchbill.spool.backend import AnySpool

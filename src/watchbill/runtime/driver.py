@@ -24,7 +24,6 @@ from watchbill.core.model_state import ModelStatus, Stage
 from watchbill.core.reasons import BecameWarm
 from watchbill.errors import TheirsError
 from watchbill.journal import Journal
-from watchbill.limits import LEARNED_SAVE_MS, READY_TURN_MS
 from watchbill.listeners import Listener
 from watchbill.metrics import Metrics
 from watchbill.quoting import quoted
@@ -37,6 +36,7 @@ from watchbill.runtime.engines import Engines, MakeEngine
 from watchbill.runtime.explain import explain_steps
 from watchbill.runtime.knowledge import LearnedSizes, read_files
 from watchbill.runtime.lag import Lag
+from watchbill.runtime.limits import LEARNED_SAVE_MS, READY_TURN_MS
 from watchbill.runtime.pins import check_pin, with_pins
 from watchbill.runtime.probe_loop import ProbeLoop
 from watchbill.runtime.protected import Protected

@@ -17,7 +17,7 @@ from msgspec import Struct
 
 from watchbill.core.estimate import MeanEstimate, MedianEstimate
 from watchbill.core.machine import Machine
-from watchbill.limits import COPY_TRIES_MAX
+from watchbill.runtime.limits import COPY_TRIES_MAX
 from watchbill.steps import Steps
 
 __all__ = ["duplicate", "duplicate_steps"]

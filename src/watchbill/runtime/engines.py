@@ -44,9 +44,9 @@ from watchbill.engines.base import (
 from watchbill.engines.readiness import ask_again, can_be_asked, is_there
 from watchbill.errors import ConfigError, EngineFailed
 from watchbill.files.disk import DISK_FAULTS
-from watchbill.limits import LOAD_OVERTIME_MS, RETRY_PAUSE_MS
 from watchbill.probes import Reading
 from watchbill.probes.trees import pids_of_tree, pids_of_unit
+from watchbill.runtime.limits import LOAD_OVERTIME_MS, RETRY_PAUSE_MS
 from watchbill.units import Millis
 
 __all__ = ["Engines"]

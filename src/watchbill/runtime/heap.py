@@ -11,7 +11,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import cast
 
-from watchbill.limits import HEAP_MAPPED_BYTES_MIN
+from watchbill.runtime.limits import HEAP_MAPPED_BYTES_MIN
 
 __all__ = ["map_large_blocks", "return_freed"]
 

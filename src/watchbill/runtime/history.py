@@ -14,7 +14,8 @@ from typing import cast
 
 import msgspec
 
-from watchbill.limits import JOURNAL_BLOCK_BYTES, JOURNAL_FILES_KEPT, JOURNAL_SEARCHED_BYTES_MAX
+from watchbill.limits import JOURNAL_FILES_KEPT
+from watchbill.runtime.limits import JOURNAL_BLOCK_BYTES, JOURNAL_SEARCHED_BYTES_MAX
 
 __all__ = ["Found", "Wanted", "find_lines"]
 

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable
 
-from watchbill.limits import LAG_LOOK_MS
+from watchbill.runtime.limits import LAG_LOOK_MS
 
 __all__ = ["Lag"]
 

@@ -25,12 +25,12 @@ from watchbill.catalog import Catalog, EngineRules, Model
 from watchbill.errors import DiskFailed, ModelNotFound, PullFailed, RequestError, TooLarge
 from watchbill.files.atomic import PRIVATE_FOLDER_MODE, make_folder, read_regular, replace_file
 from watchbill.gguf import GgufError, read_header
-from watchbill.limits import BLOB_UNUSED_MS, LIBRARY_BYTES_MAX, LIBRARY_ENTRIES_MAX
 from watchbill.pull.registry import REGISTRY, Layers
 from watchbill.quoting import quoted
 from watchbill.runtime.driver import Driver
 from watchbill.runtime.entry import Entry, plain_name
 from watchbill.runtime.found import Finding, FoundModel, Origin, Shelf
+from watchbill.runtime.limits import BLOB_UNUSED_MS, LIBRARY_BYTES_MAX, LIBRARY_ENTRIES_MAX
 from watchbill.runtime.placing import Placing
 from watchbill.shelf import Passed, parts_of
 

@@ -17,10 +17,10 @@ from watchbill.engines.computing import OnProcessor, why_no_card
 from watchbill.errors import OursError
 from watchbill.footprint import predict_model
 from watchbill.gguf import GgufError, read_header
-from watchbill.limits import CARDS_FOUND_S_MAX
 from watchbill.probes import ProbeError, Reading
 from watchbill.probes.cards import find_cards
 from watchbill.processes.device_lock import CardLocks
+from watchbill.runtime.limits import CARDS_FOUND_S_MAX
 from watchbill.units import format_bytes
 
 __all__ = ["Placing", "find_places"]

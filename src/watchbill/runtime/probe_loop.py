@@ -15,19 +15,14 @@ from typing import Protocol
 from watchbill.catalog import RAM, Catalog
 from watchbill.core.messages import Alert, AlertKind, Constraint, DeviceReading, ModelReading, Observed
 from watchbill.files.disk import disk_failure
-from watchbill.limits import (
-    LOOK_MS_MAX,
-    LOOK_MS_MIN,
-    PRESSURE_STALL_PERCENT_MAX,
-    PROBE_FAILURES_MAX,
-    PROCESS_LOOK_MS,
-)
 from watchbill.probes import Reading
 from watchbill.probes.disk import DiskProbe
 from watchbill.probes.health import constraint
+from watchbill.probes.limits import LOOK_MS_MAX, LOOK_MS_MIN
 from watchbill.probes.patient import PatientProbe
 from watchbill.probes.pressure import PressureWatcher
 from watchbill.probes.ram import RamProbe, next_look_ms
+from watchbill.runtime.limits import PRESSURE_STALL_PERCENT_MAX, PROBE_FAILURES_MAX, PROCESS_LOOK_MS
 
 __all__ = ["ProbeLoop"]
 

@@ -9,8 +9,8 @@ from collections.abc import Callable
 
 from watchbill.catalog import Catalog
 from watchbill.core.messages import Alert, AlertKind, JournalEvent, Note
-from watchbill.limits import PROTECTED_LOOK_MS
 from watchbill.probes.trees import find_processes
+from watchbill.runtime.limits import PROTECTED_LOOK_MS
 
 __all__ = ["Protected"]
 

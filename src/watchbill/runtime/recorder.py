@@ -16,7 +16,7 @@ from pathlib import Path
 
 import msgspec
 
-from watchbill.limits import TRACE_FLUSH_MS
+from watchbill.runtime.limits import TRACE_FLUSH_MS
 from watchbill.runtime.ticket import Ticket
 
 __all__ = ["DeviceLine", "LoadLine", "MachineLine", "Recorder", "RequestLine"]

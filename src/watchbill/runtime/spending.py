@@ -23,7 +23,7 @@ import msgspec
 
 from watchbill.files.atomic import make_folder
 from watchbill.files.checked_log import CheckedLog, LineReader
-from watchbill.limits import SPENDING_BYTES_MAX, SPENDING_DAYS_KEPT
+from watchbill.runtime.limits import SPENDING_BYTES_MAX, SPENDING_DAYS_KEPT
 
 __all__ = ["Reserved", "Spending", "today"]
 

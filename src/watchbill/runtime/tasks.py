@@ -22,14 +22,14 @@ from watchbill.engines.engine_calls import ask_text
 from watchbill.engines.upstream import Upstream
 from watchbill.errors import TheirsError
 from watchbill.files.rotate import rotate
-from watchbill.limits import (
+from watchbill.processes import Keeper
+from watchbill.runtime.limits import (
     TASK_ANSWER_CHARS_MAX,
     TASK_ANSWERS_BYTES_MAX,
     TASK_COMMAND_MS,
     TASK_OUTPUT_CHARS_MAX,
     TASK_TOKENS_MAX,
 )
-from watchbill.processes import Keeper
 from watchbill.runtime.own_work import do_own_work
 from watchbill.runtime.ticket import Start, Submission, Ticket
 

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from watchbill.errors import TheirsError
     from watchbill.metrics import Metrics
     from watchbill.runtime.knowledge import LearnedSizes
-from watchbill.limits import TALLY_MAX
+from watchbill.runtime.limits import TALLY_MAX
 
 __all__ = ["Asked", "Driver", "Outcome", "Start", "Submission", "Tally", "Ticket"]
 

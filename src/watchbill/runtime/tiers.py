@@ -14,7 +14,7 @@ from watchbill.catalog import Catalog, Tier, TierRules
 from watchbill.core.messages import Alert, AlertKind, Event, JournalEvent, Note, SiteSpent
 from watchbill.core.reasons import Cost
 from watchbill.errors import TierClosed
-from watchbill.limits import TIER_CHARGE_MS
+from watchbill.runtime.limits import TIER_CHARGE_MS
 from watchbill.runtime.spending import Reserved, Spending
 
 __all__ = ["Tiers"]

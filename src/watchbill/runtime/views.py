@@ -21,8 +21,8 @@ from watchbill.core.policy import Rate, uncertainty
 from watchbill.core.reasons import Uncertainty, stalled_text
 from watchbill.core.state import State
 from watchbill.engines.base import Warm
-from watchbill.limits import FORECASTS_MAX, FORECASTS_ON_SCREEN_MAX
 from watchbill.probes import Reading
+from watchbill.runtime.limits import FORECASTS_MAX, FORECASTS_ON_SCREEN_MAX
 from watchbill.steps import Steps
 
 __all__ = [

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from watchbill.gguf import GgufError, read_header
-from watchbill.limits import SHELF_DEPTH_MAX, SHELF_FILES_MAX
+from watchbill.shelf.limits import SHELF_DEPTH_MAX, SHELF_FILES_MAX
 from watchbill.shelf.naming import Names, names_of, settle
 
 __all__ = ["Folder", "OnShelf", "Passed", "Why", "parts_of"]

@@ -14,10 +14,11 @@ from typing import NamedTuple
 from watchbill.errors import NameRefused, PullFailed
 from watchbill.files.atomic import read_regular
 from watchbill.gguf import GgufError, read_header
-from watchbill.limits import MANIFEST_BYTES_MAX, SHELF_FILES_MAX
 from watchbill.names import check_model_name
+from watchbill.pull.limits import MANIFEST_BYTES_MAX
 from watchbill.pull.registry import Layers, layers_in
 from watchbill.shelf.folder import Passed, Why
+from watchbill.shelf.limits import SHELF_FILES_MAX
 
 __all__ = ["OllamaModel", "OllamaStore", "find_store"]
 

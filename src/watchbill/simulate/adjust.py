@@ -8,8 +8,8 @@ from dataclasses import replace
 from typing import TypeVar
 
 from watchbill.catalog import Catalog, PolicyRules, WorkClass
+from watchbill.config.limits import PARALLEL_LOADS_MAX
 from watchbill.errors import ConfigError
-from watchbill.limits import PARALLEL_LOADS_MAX
 from watchbill.simulate.scenario import Scenario
 from watchbill.units import parse_bytes, parse_millis
 

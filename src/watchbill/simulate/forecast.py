@@ -10,13 +10,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import cast
 
-from watchbill import limits
 from watchbill.errors import OursError
 from watchbill.files.atomic import NotAFile
 from watchbill.fleet.folder.disk import Disk
 from watchbill.fleet.state.learned import Expected, History, Source
 from watchbill.fleet.state.ledger import Ledger
 from watchbill.fleet.state.shared_paths import manifest_path
+from watchbill.plans import limits
 from watchbill.plans.batch import ExecutePlan, encoded_inputs
 from watchbill.plans.check import Plan
 from watchbill.plans.expand import items_at, text_of

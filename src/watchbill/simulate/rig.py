@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from watchbill import limits
 from watchbill.errors import OursError
+from watchbill.fleet import limits
 from watchbill.fleet.coordinator.loop import Coordinator, Turn
 from watchbill.fleet.folder import places
 from watchbill.fleet.folder.agent_report import ActiveTask, AgentReport

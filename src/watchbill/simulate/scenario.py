@@ -36,9 +36,9 @@ from watchbill.core.messages import Footprint, Knowledge
 from watchbill.core.policy import Policy
 from watchbill.errors import ConfigError
 from watchbill.files.given import read_given
-from watchbill.limits import SCENARIO_BYTES_MAX
 from watchbill.simulate.callers import Caller, Faults
 from watchbill.simulate.engine import TrueModel
+from watchbill.simulate.limits import SCENARIO_BYTES_MAX
 from watchbill.simulate.world import LOOK_EVERY_MS, World
 from watchbill.units import Millis, parse_bytes, parse_millis
 

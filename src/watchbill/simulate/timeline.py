@@ -5,8 +5,8 @@ Sees the world after each of its steps and notes what changed. A run without a t
 
 from dataclasses import dataclass, field
 
-from watchbill.limits import TIMELINE_POINTS_MAX, TIMELINE_SPANS_MAX
 from watchbill.simulate.engine import Power
+from watchbill.simulate.limits import TIMELINE_POINTS_MAX, TIMELINE_SPANS_MAX
 from watchbill.simulate.world import World
 
 __all__ = ["Span", "Timeline"]

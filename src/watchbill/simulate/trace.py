@@ -16,9 +16,9 @@ import msgspec
 from watchbill.catalog import Catalog, Device, Model
 from watchbill.errors import ConfigError
 from watchbill.files.given import open_given
-from watchbill.limits import TRACE_LINES_MAX
 from watchbill.runtime.recorder import LoadLine, MachineLine, RequestLine
 from watchbill.simulate.engine import TrueModel
+from watchbill.simulate.limits import TRACE_LINES_MAX
 from watchbill.simulate.scenario import Scenario
 from watchbill.simulate.world import LOOK_EVERY_MS, World
 from watchbill.units import Bytes

@@ -26,8 +26,8 @@ def main() -> None:
     time.monotonic = ahead(time.monotonic, told["monotonic_s"])
     time.monotonic_ns = ahead_ns(time.monotonic_ns, told["monotonic_s"])
     # Only now: everything takes its clock and its bounds when it is imported.
-    from watchbill import limits
     from watchbill.core import leases
+    from watchbill.engines import limits
 
     leases.LEASE_MS, leases.RENEW_MS, leases.QUIET_MS = told["lease_ms"], told["renew_ms"], told["quiet_ms"]
     limits.LEASE_RENEW_MS = told["renew_ms"]

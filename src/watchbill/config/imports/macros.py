@@ -7,7 +7,7 @@ of the environment. `${PORT}`, `${MODEL_ID}` and `${PID}` stay: Watchbill fills 
 import re
 from collections.abc import Mapping
 
-from watchbill.limits import MACRO_ROUNDS_MAX, MACRO_TEXT_CHARS_MAX
+from watchbill.config.limits import MACRO_ROUNDS_MAX, MACRO_TEXT_CHARS_MAX
 
 __all__ = ["Macros"]
 

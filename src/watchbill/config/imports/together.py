@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import combinations
 
-from watchbill.limits import MATRIX_SETS_MAX
+from watchbill.config.limits import MATRIX_SETS_MAX
 from watchbill.quoting import quoted
 
 __all__ = ["Together", "of_groups", "of_matrix", "without_either"]

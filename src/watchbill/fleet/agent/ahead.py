@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Iterator, Set
 from dataclasses import dataclass
 
-from watchbill import limits
+from watchbill.fleet import limits
 from watchbill.fleet.agent.work import Prepared
 
 __all__ = ["Ahead"]

@@ -11,12 +11,12 @@ import json
 from collections.abc import Callable
 from typing import cast
 
-from watchbill import limits
 from watchbill.catalog import PLANS_LANE
 from watchbill.engines.base import endpoint_of
 from watchbill.engines.engine_calls import ask_chat
 from watchbill.engines.upstream import Deadlines, Outgoing, Upstream, UpstreamFailed
 from watchbill.errors import EngineFailed, TheirsError
+from watchbill.fleet import limits
 from watchbill.fleet.agent.questions import Message, Question
 from watchbill.plans.task import TaskType
 from watchbill.spool.schema import JsonSchema, Schema

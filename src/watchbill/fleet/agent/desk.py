@@ -12,9 +12,9 @@ from collections import deque
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from watchbill import limits
 from watchbill.errors import OursError
 from watchbill.files.watch import Watch
+from watchbill.fleet import limits
 from watchbill.fleet.agent.work import (
     CannotCage,
     Finished,

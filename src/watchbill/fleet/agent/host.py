@@ -21,11 +21,11 @@ from pathlib import Path
 from typing import cast
 from urllib.parse import quote
 
-from watchbill import limits
 from watchbill.catalog import PLANS_LANE
 from watchbill.engines.base import Endpoint, endpoint_of
 from watchbill.engines.upstream import Outgoing, Upstream, UpstreamFailed
 from watchbill.errors import NotReachable, OursError
+from watchbill.fleet import limits
 from watchbill.fleet.agent.memory import BUDGET_SHARE, DeviceState
 from watchbill.fleet.folder.values import Fields
 from watchbill.fleet.logs import Part
@@ -33,6 +33,7 @@ from watchbill.fleet.matching.claiming import Health
 from watchbill.processes.detach import exit_code_of, spawn_detached
 from watchbill.processes.device_lock import HostLock, LockHeld, locks_folder
 from watchbill.root import Root
+from watchbill.runtime import limits as runtime_limits
 
 __all__ = ["HostMemory", "PrivateDaemon", "find_host"]
 
@@ -171,7 +172,7 @@ class HostMemory:
         asked = {
             "device": self._devices[0],
             "memory": vram_mb * _MIB,
-            "for": loan[: limits.CLAIM_REASON_CHARS_MAX],
+            "for": loan[: runtime_limits.CLAIM_REASON_CHARS_MAX],
         }
         try:
             lent = await self._ask(

@@ -22,11 +22,11 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from watchbill import limits
 from watchbill.errors import OursError
 from watchbill.files.atomic import replace_file
 from watchbill.files.host import boot_id, host_name, start_time
 from watchbill.files.watch import Watch
+from watchbill.fleet import limits
 from watchbill.fleet.agent.ahead import Ahead
 from watchbill.fleet.agent.desk import Desk, Look
 from watchbill.fleet.agent.file_thread import FileThread
@@ -42,6 +42,7 @@ from watchbill.fleet.folder.signals import Order, Signal
 from watchbill.fleet.logs import Part
 from watchbill.fleet.matching.claiming import Health, Standing
 from watchbill.plans.task import Sandbox, TaskClass
+from watchbill.processes import limits as processes_limits
 from watchbill.processes.crew import Cause, Crew, CrewEvent, Ended, LeaseHeard, Measured, Started, Stuck
 from watchbill.processes.sandbox import can_bubblewrap, can_landlock
 
@@ -157,7 +158,10 @@ class Agent:
             # By the clock of the loop, not by a cycle: those wait for a folder that may hang.
             loop = asyncio.get_running_loop()
             loop.call_later(within_ms / 1000, self._give_up)
-            loop.call_later((within_ms + limits.STOP_TERM_MS + limits.STOP_KILL_MS) / 1000, self._left.set)
+            loop.call_later(
+                (within_ms + processes_limits.STOP_TERM_MS + processes_limits.STOP_KILL_MS) / 1000,
+                self._left.set,
+            )
         self._wake()
 
     def _give_up(self) -> None:
@@ -184,7 +188,7 @@ class Agent:
     async def _say_goodbye(self, desk: Desk) -> None:
         """The last report. A folder that does not take it is not waited for: the next life reports what is missing."""
         try:
-            async with asyncio.timeout(limits.LEAVE_LAST_MS_MAX / 1000):
+            async with asyncio.timeout(processes_limits.LEAVE_LAST_MS_MAX / 1000):
                 if self._finished:
                     await self._round(desk, None)
                 heartbeat = self._heartbeat(STOPPED)
@@ -447,7 +451,7 @@ class Agent:
         else:
             self._crew.start(job)
 
-    def _stop(self, job: str, grace_ms: int = limits.STOP_TERM_MS) -> None:
+    def _stop(self, job: str, grace_ms: int = processes_limits.STOP_TERM_MS) -> None:
         """Ends a task, with time to end by itself where it is a process."""
         if job in self._model_work:
             self._model_work.stop(job)

@@ -15,8 +15,8 @@ import signal
 from dataclasses import dataclass
 from pathlib import Path
 
-from watchbill import limits
 from watchbill.errors import OursError
+from watchbill.fleet import limits
 from watchbill.fleet.agent.host import HostMemory, PrivateDaemon, find_host
 from watchbill.fleet.agent.loop import Agent, AgentOptions
 from watchbill.fleet.folder import places

@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from watchbill import limits
+from watchbill.fleet import limits
 from watchbill.plans.task import TaskType
 
 __all__ = ["Message", "Question", "decision"]

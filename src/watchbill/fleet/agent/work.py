@@ -23,9 +23,9 @@ from enum import Enum
 from pathlib import Path, PurePosixPath
 from typing import cast
 
-from watchbill import limits
 from watchbill.errors import OursError
 from watchbill.files.atomic import NotAFile, make_folder, open_folder, put_file, read_regular
+from watchbill.fleet import limits
 from watchbill.fleet.agent.questions import Question, decision
 from watchbill.fleet.folder import places
 from watchbill.fleet.folder.results import End, Result, end_of
@@ -36,6 +36,7 @@ from watchbill.fleet.permissions.rules import FILE, Action, Network, RuleBook, S
 from watchbill.fleet.permissions.ruling import Line, Ruling, Why, decide, load_book
 from watchbill.fleet.state.approving import digest_of
 from watchbill.names import file_stem
+from watchbill.plans import limits as plans_limits
 from watchbill.plans.bash_parse import parse_only
 from watchbill.plans.bash_reader import parse_command
 from watchbill.plans.command import Command, argv_of, argv_of_batch
@@ -250,7 +251,7 @@ class _Preparation:
         bare = named.removeprefix("{PLAN_PATH}/")
         path = self._plan_path / fill(bare, value_of)
         try:
-            content = read_regular(os.fspath(path), bytes_max=limits.PLAN_PROMPT_BYTES_MAX)
+            content = read_regular(os.fspath(path), bytes_max=plans_limits.PLAN_PROMPT_BYTES_MAX)
         except (FileNotFoundError, NotADirectoryError, NotAFile, ValueError) as error:
             raise NotNow(f"the {key} cannot be read from {path}: {error}") from None
         found = content.decode("utf-8", "replace")
@@ -627,7 +628,7 @@ def _mistake_in(prepared: Prepared) -> Mistake | None:
     """What bash cannot parse in the command of a task; None where it can, or where that is not known."""
     text = prepared.slip.work.command
     found = (
-        BashSyntax(parse_only, limits.TASK_SYNTAX_MS_MAX).look_at(_parsed(text))
+        BashSyntax(parse_only, plans_limits.TASK_SYNTAX_MS_MAX).look_at(_parsed(text))
         if prepared.job.argv
         else None
     )

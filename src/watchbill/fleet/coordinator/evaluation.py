@@ -12,7 +12,7 @@ import json
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from watchbill import limits
+from watchbill.fleet import limits
 from watchbill.fleet.folder import places
 from watchbill.fleet.folder.results import End, Result
 from watchbill.fleet.folder.slips import Headline, Slip, slip_name

@@ -7,7 +7,7 @@ anew from what it sees, and puts away what it finds on the board. Times are of t
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from watchbill import limits
+from watchbill.fleet import limits
 from watchbill.fleet.folder.heartbeat import Heartbeat
 from watchbill.fleet.folder.results import End, Result
 from watchbill.fleet.folder.slips import Headline, Slip, slip_name

@@ -7,7 +7,7 @@ model is never held: a fleet that does its work badly is better than one that do
 
 from collections.abc import Mapping
 
-from watchbill import limits
+from watchbill.fleet import limits
 from watchbill.fleet.coordinator.acts import Acts
 from watchbill.fleet.folder.agent_report import HeldWhy
 from watchbill.fleet.folder.disk import Disk

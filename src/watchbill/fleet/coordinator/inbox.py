@@ -12,9 +12,9 @@ needs the next epoch: journals are files of epochs, and this epoch may have clos
 from collections.abc import Iterator
 from enum import Enum
 
-from watchbill import limits
 from watchbill.errors import OursError
 from watchbill.files.atomic import NotAFile
+from watchbill.fleet import limits
 from watchbill.fleet.coordinator.active import ActiveBatches
 from watchbill.fleet.coordinator.acts import Acts
 from watchbill.fleet.coordinator.opening import opening, reopening

@@ -11,9 +11,9 @@ Holds what waits for its files or its score. A successor that knows nothing of t
 import glob
 from dataclasses import dataclass, replace
 
-from watchbill import limits
 from watchbill.errors import OursError
 from watchbill.files.atomic import NotAFile
+from watchbill.fleet import limits
 from watchbill.fleet.coordinator.active import ActiveBatches
 from watchbill.fleet.coordinator.acts import Acts
 from watchbill.fleet.coordinator.evaluation import Evaluations, is_evaluated

@@ -17,8 +17,8 @@ the files, in the same process or in another. The clocks and the disk are given 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from watchbill import limits
 from watchbill.errors import OursError
+from watchbill.fleet import limits
 from watchbill.fleet.coordinator.active import ActiveBatches, Fanout, Offer
 from watchbill.fleet.coordinator.acts import Acts
 from watchbill.fleet.coordinator.heating import Heating
@@ -44,6 +44,7 @@ from watchbill.fleet.state import epochs
 from watchbill.fleet.state.entries import Cause, Ended, Fail, Hold, Revoke
 from watchbill.fleet.state.ledger import Ledger, Phase
 from watchbill.fleet.views.pictures import draw, draw_last, summary_of
+from watchbill.limits import STUCK_AFTER_MS
 from watchbill.plans.batch import ExecutePlan
 from watchbill.plans.task import TaskClass
 
@@ -86,7 +87,7 @@ class Coordinator:
         host: str = "",
         root: str = "",
         wall_ms: Callable[[], int],
-        stuck_after_ms: int = limits.STUCK_AFTER_MS,
+        stuck_after_ms: int = STUCK_AFTER_MS,
         summary_every_ms: int = limits.SUMMARY_EVERY_MS,
         produces_ms: int = limits.PRODUCES_MS_MAX,
     ) -> None:

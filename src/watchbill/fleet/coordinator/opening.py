@@ -9,9 +9,9 @@ import hashlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from watchbill import limits
 from watchbill.errors import OursError
 from watchbill.files.atomic import NotAFile
+from watchbill.fleet import limits
 from watchbill.fleet.folder import places
 from watchbill.fleet.folder.disk import Disk
 from watchbill.fleet.folder.requests import Reopening
@@ -32,6 +32,7 @@ from watchbill.fleet.state.entries import (
 from watchbill.fleet.state.learned import learned_vram
 from watchbill.fleet.state.ledger import Ledger
 from watchbill.fleet.state.shared_paths import manifest_path
+from watchbill.plans import limits as plans_limits
 from watchbill.plans.batch import BelowRoot, ExecutePlan, decoded_inputs, encoded_inputs, settle_inputs
 from watchbill.plans.check import Plan, check, files_of
 from watchbill.plans.expand import expand, items_at, text_of
@@ -76,7 +77,7 @@ def reopening(disk: Disk, ledger: Ledger, request: Reopening) -> list[Entry]:
 
 
 def _goal(plan: Plan) -> str:
-    return plan.goal[: limits.PLAN_GOAL_CHARS_MAX]
+    return plan.goal[: plans_limits.PLAN_GOAL_CHARS_MAX]
 
 
 def _parts(disk: Disk, name: str, plan: Plan) -> list[Entry]:
@@ -101,7 +102,7 @@ class _Digests:
         if path not in self._known:
             places.refuse_outside(path)
             try:
-                content = self._disk.read(f"{self._folder}/{path}", limits.PLAN_SCRIPT_BYTES_MAX)
+                content = self._disk.read(f"{self._folder}/{path}", plans_limits.PLAN_SCRIPT_BYTES_MAX)
                 self._known[path] = hashlib.sha256(content).hexdigest()
             except (FileNotFoundError, NotADirectoryError, NotAFile):
                 self._known[path] = ""
@@ -111,7 +112,7 @@ class _Digests:
 def _checked(disk: Disk, name: str) -> Plan:
     path = f"plans/{name}/plan.md"
     try:
-        text = disk.read(path, limits.PLAN_FILE_BYTES_MAX).decode()
+        text = disk.read(path, plans_limits.PLAN_FILE_BYTES_MAX).decode()
     except FileNotFoundError:
         raise OursError(f"{path} is not there", hint="put the plan into the shared folder") from None
     except (NotAFile, UnicodeDecodeError) as error:
@@ -184,7 +185,7 @@ def read_manifest(disk: Disk, ledger: Ledger, template: str) -> Manifest:
     assert place is not None, f"{template} is no template"
     path = manifest_path(ledger, place.file)
     try:
-        content = disk.read(path, limits.PLAN_MANIFEST_BYTES_MAX)
+        content = disk.read(path, plans_limits.PLAN_MANIFEST_BYTES_MAX)
     except FileNotFoundError:
         raise OursError(f"{path} is not there; a task that this one depends on has to write it") from None
     except NotAFile as error:

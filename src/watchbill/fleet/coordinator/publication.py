@@ -10,9 +10,9 @@ of the coordinator.
 import errno
 from typing import NamedTuple
 
-from watchbill import limits
 from watchbill.errors import OursError
 from watchbill.files.atomic import NotAFile
+from watchbill.fleet import limits
 from watchbill.fleet.folder import places
 from watchbill.fleet.folder.disk import Disk
 from watchbill.fleet.state.ledger import Ledger

@@ -10,8 +10,8 @@ task waits for it.
 import json
 import logging
 
-from watchbill import limits
 from watchbill.files.atomic import NotAFile
+from watchbill.fleet import limits
 from watchbill.fleet.coordinator.publication import answer_path
 from watchbill.fleet.folder import places
 from watchbill.fleet.folder.disk import Disk

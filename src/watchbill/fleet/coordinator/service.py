@@ -18,10 +18,10 @@ from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 
-from watchbill import limits
 from watchbill.errors import OursError
 from watchbill.files.host import boot_id, host_name, start_time
 from watchbill.files.watch import Watch
+from watchbill.fleet import limits
 from watchbill.fleet.coordinator.inbox import StartAnew
 from watchbill.fleet.coordinator.loop import Coordinator
 from watchbill.fleet.coordinator.retention import Keeping, clean
@@ -30,6 +30,7 @@ from watchbill.fleet.folder.disk import FolderDisk
 from watchbill.fleet.folder.heartbeat import Pulse, Watcher
 from watchbill.fleet.logs import Part
 from watchbill.fleet.state.epochs import Incumbent, Office, Superseded
+from watchbill.limits import STUCK_AFTER_MS
 
 __all__ = ["Leaving", "Service", "Settings"]
 
@@ -49,7 +50,7 @@ class Settings:
     """What the config says."""
 
     keeping: Keeping = field(default_factory=Keeping)
-    stuck_after_ms: int = limits.STUCK_AFTER_MS
+    stuck_after_ms: int = STUCK_AFTER_MS
 
 
 class Service:

@@ -15,9 +15,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import IntEnum
 
-from watchbill import limits
+from watchbill.fleet import limits
 from watchbill.fleet.folder.headway import Headway
 from watchbill.fleet.matching.abilities import Ability, Lack, Need, lack_of
+from watchbill.limits import STUCK_AFTER_MS
 
 __all__ = ["Held", "Ladder", "Step", "Stranded"]
 
@@ -54,7 +55,7 @@ class _Climb:
 class Ladder:
     """Who is stuck. Knows only what it saw itself: a new coordinator counts from its start."""
 
-    def __init__(self, stuck_after_ms: int = limits.STUCK_AFTER_MS) -> None:
+    def __init__(self, stuck_after_ms: int = STUCK_AFTER_MS) -> None:
         self._stuck_after_ms = stuck_after_ms
         self._climbs: dict[str, _Climb] = {}
 

@@ -8,8 +8,8 @@ A card without an agent has a folder of its own, named after its host and device
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
-from watchbill import limits
 from watchbill.files.atomic import NotAFile
+from watchbill.fleet import limits
 from watchbill.fleet.folder import places
 from watchbill.fleet.folder.disk import Disk
 from watchbill.fleet.folder.heartbeat import Heartbeat

@@ -10,8 +10,8 @@ every rename may have been carried out although its reply was lost.
 
 from dataclasses import dataclass, field
 
-from watchbill import limits
 from watchbill.files.atomic import NotAFile
+from watchbill.fleet import limits
 from watchbill.fleet.folder import places
 from watchbill.fleet.folder.disk import Disk
 from watchbill.fleet.folder.slips import Slip

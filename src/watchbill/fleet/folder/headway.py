@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import cast
 
-from watchbill import limits
+from watchbill.fleet import limits
 from watchbill.fleet.folder.values import Fields
 
 __all__ = ["Headway"]

@@ -10,9 +10,9 @@ a heartbeat is for people: one from the future or of last year changes nothing.
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from watchbill import limits
 from watchbill.files.atomic import NotAFile
 from watchbill.files.host import boot_id, start_time
+from watchbill.fleet import limits
 from watchbill.fleet.folder import places
 from watchbill.fleet.folder.agent_report import HELD, STOPPED, AgentReport
 from watchbill.fleet.folder.disk import Disk

@@ -31,11 +31,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from watchbill import limits
 from watchbill.errors import OursError
 from watchbill.files.atomic import make_folder, open_folder, rename_noreplace, write_file
 from watchbill.files.disk import fault_of, mount_of
+from watchbill.fleet import limits
 from watchbill.fleet.folder.values import Fields, fields_of
+from watchbill.limits import AGENT_NAME_CHARS_MAX
 from watchbill.names import check_folder_name, check_plain_name
 from watchbill.quoting import quoted
 
@@ -205,7 +206,7 @@ def fleet_command(root: Path | str, *words: str) -> str:
 def check_agent_name(text: str) -> str:
     """Returns the text when it can name an agent: letters, digits and "-", so that "_" can stand for it in a path."""
     check_plain_name(text, "an agent")
-    if not _AGENT.fullmatch(text) or len(text) > limits.AGENT_NAME_CHARS_MAX:
+    if not _AGENT.fullmatch(text) or len(text) > AGENT_NAME_CHARS_MAX:
         raise OursError(
             f"{quoted(text)} cannot be an agent", hint="use at most 40 letters, digits and -, as in gpu-1"
         )

@@ -12,8 +12,8 @@ The agent removes the file once it has obeyed, so a file that is still there was
 from dataclasses import dataclass
 from enum import Enum
 
-from watchbill import limits
 from watchbill.files.atomic import NotAFile
+from watchbill.fleet import limits
 from watchbill.fleet.folder import places
 from watchbill.fleet.folder.agent_report import HeldWhy
 from watchbill.fleet.folder.disk import Disk

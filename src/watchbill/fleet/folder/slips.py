@@ -17,7 +17,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from watchbill import limits
+from watchbill.fleet import limits
 from watchbill.fleet.folder.values import Fields, fields_of
 from watchbill.fleet.folder.work import Work
 from watchbill.names import file_stem

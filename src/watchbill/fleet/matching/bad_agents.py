@@ -15,7 +15,7 @@ accusation is enough, and a success clears it.
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from watchbill import limits
+from watchbill.fleet import limits
 from watchbill.fleet.folder.results import End
 
 __all__ = ["BadAgents", "Failure"]

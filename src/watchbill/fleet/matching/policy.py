@@ -24,7 +24,7 @@ import heapq
 from collections import deque
 from dataclasses import dataclass
 
-from watchbill import limits
+from watchbill.fleet import limits
 from watchbill.fleet.folder.results import End, Result
 from watchbill.fleet.matching.abilities import Ability, Need, lack_of
 from watchbill.fleet.state.entries import Accept, Cause, Fail, Hold, Lost, Spec

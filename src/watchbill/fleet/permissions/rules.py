@@ -28,9 +28,10 @@ from enum import Enum
 from functools import cached_property, lru_cache
 from typing import NamedTuple, TypeVar, cast
 
-from watchbill import limits
 from watchbill.errors import ConfigError, Problem, UnitError
+from watchbill.fleet import limits
 from watchbill.fleet.permissions.shellparts import ANYTHING
+from watchbill.limits import CONFIG_PROBLEMS_MAX
 from watchbill.plans.task import Sandbox
 from watchbill.quoting import cut
 from watchbill.suggest import did_you_mean
@@ -174,7 +175,7 @@ def parse_rules(text: str, origin: str) -> Rules:
     reader = _Reader(raw, lines, origin)
     rules = reader.read()
     if reader.problems:
-        raise ConfigError(problems=reader.problems[: limits.CONFIG_PROBLEMS_MAX])
+        raise ConfigError(problems=reader.problems[:CONFIG_PROBLEMS_MAX])
     return rules
 
 

@@ -28,9 +28,9 @@ from enum import Enum
 from functools import lru_cache
 from pathlib import Path
 
-from watchbill import limits
 from watchbill.errors import ConfigError, Problem
 from watchbill.files.atomic import NotAFile, read_regular
+from watchbill.fleet import limits
 from watchbill.fleet.folder import places
 from watchbill.fleet.permissions.rules import (
     FILE,

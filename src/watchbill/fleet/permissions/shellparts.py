@@ -22,7 +22,7 @@ from enum import Enum
 from functools import lru_cache
 from typing import NamedTuple
 
-from watchbill import limits
+from watchbill.fleet import limits
 from watchbill.fleet.permissions.network import host_of_device, hosts_of
 from watchbill.plans import programs
 from watchbill.plans.bash_reader import Reading, read_command

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, fields
 from enum import Enum
 from typing import TypeVar, cast
 
-from watchbill import limits
+from watchbill.fleet import limits
 from watchbill.fleet.folder.results import End
 from watchbill.fleet.folder.values import Fields, encode
 from watchbill.fleet.folder.work import Work

@@ -12,8 +12,8 @@ its number. So if the look found none, every later successor has seen those line
 import re
 from dataclasses import dataclass
 
-from watchbill import limits
 from watchbill.files.atomic import NotAFile
+from watchbill.fleet import limits
 from watchbill.fleet.folder import places
 from watchbill.fleet.folder.disk import Disk
 from watchbill.fleet.folder.heartbeat import Pulse, Watcher

@@ -13,8 +13,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
-from watchbill import limits
 from watchbill.errors import OursError
+from watchbill.fleet import limits
 from watchbill.fleet.folder.disk import Disk, FolderDisk
 from watchbill.fleet.state.ledger import Ledger, Phase
 from watchbill.fleet.state.reading import BatchPlace, Follower, batches_of

@@ -6,9 +6,9 @@ For people on any machine that mounts the folder, also while coordinators come a
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from watchbill import limits
 from watchbill.errors import IllegalTransition, NameRefused, OursError
 from watchbill.files.atomic import NotAFile
+from watchbill.fleet import limits
 from watchbill.fleet.folder import places
 from watchbill.fleet.folder.disk import Disk, FolderDisk
 from watchbill.fleet.folder.record import Tail, read_whole
@@ -16,6 +16,7 @@ from watchbill.fleet.folder.values import fields_of
 from watchbill.fleet.state.entries import decode
 from watchbill.fleet.state.journal import believed
 from watchbill.fleet.state.ledger import Ledger
+from watchbill.limits import SUGGEST_LISTED_MAX
 from watchbill.names import check_folder_name
 from watchbill.plans.batch import ExecutePlan
 from watchbill.suggest import did_you_mean
@@ -86,7 +87,7 @@ def find_batch(disk: FolderDisk, named: str) -> BatchPlace:
     if len(found) == 1:
         return found[0]
     if found:
-        listed = ", ".join(each.batch for each in found[: limits.SUGGEST_LISTED_MAX])
+        listed = ", ".join(each.batch for each in found[:SUGGEST_LISTED_MAX])
         raise OursError(f"{named} begins the ids of {len(found)} batches: {listed}", hint="name one of them")
     newest = next((each.batch for each in reversed(every) if each.plan == named), None)
     if newest is not None:

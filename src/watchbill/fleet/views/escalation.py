@@ -6,7 +6,7 @@ last errors, what was tried, and how to go on.
 
 from collections.abc import Iterator
 
-from watchbill import limits
+from watchbill.fleet import limits
 from watchbill.fleet.folder.places import fleet_command
 from watchbill.fleet.state.ledger import Ledger, Phase
 from watchbill.plans.summary import Summary

@@ -7,9 +7,9 @@ import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from watchbill import limits
 from watchbill.files.atomic import NotAFile
 from watchbill.files.host import boot_id
+from watchbill.fleet import limits
 from watchbill.fleet.folder import places
 from watchbill.fleet.folder.agent_report import OnHold
 from watchbill.fleet.folder.board import Board, Holdings

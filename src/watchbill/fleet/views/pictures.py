@@ -5,7 +5,7 @@ brain/private_tasks/BATCH.json                     tasks that wait, and what for
 brain/escalations/BATCH.md                         what a planner needs after a failure
 """
 
-from watchbill import limits
+from watchbill.fleet import limits
 from watchbill.fleet.folder import places
 from watchbill.fleet.folder.disk import Disk
 from watchbill.fleet.folder.values import encode

@@ -14,9 +14,9 @@ from watchbill.engines.upstream import Outgoing
 from watchbill.errors import NotOffered, RequestError
 from watchbill.gateway.answers import json_response
 from watchbill.gateway.http.messages import Answer, Response
+from watchbill.gateway.limits import ESCAPED_TIMES_MAX
 from watchbill.gateway.passthrough import PassedOut, PlainCalls
 from watchbill.gateway.request_context import RequestContext
-from watchbill.limits import ESCAPED_TIMES_MAX
 from watchbill.runtime.ticket import Start
 
 if TYPE_CHECKING:

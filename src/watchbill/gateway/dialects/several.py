@@ -12,10 +12,10 @@ from watchbill.errors import RequestError, TheirsError
 from watchbill.gateway.answers import engine_error
 from watchbill.gateway.dialects.completion_out import CompletionOut
 from watchbill.gateway.http.messages import Stream
+from watchbill.gateway.limits import COMPLETION_RUNS_MAX
 from watchbill.gateway.request_context import RequestContext
 from watchbill.gateway.typed import count_of, is_count
 from watchbill.gateway.wire import NO_STREAM, decode_fields, event
-from watchbill.limits import COMPLETION_RUNS_MAX
 
 __all__ = ["Run", "SeveralOut", "merged", "runs_of"]
 

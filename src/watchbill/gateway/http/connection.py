@@ -14,7 +14,7 @@ from typing import Protocol, cast
 
 from watchbill.errors import ReceiptTimeout, ShuttingDown, TheirsError
 from watchbill.gateway.http.messages import Answer, Inbox, Request, Response
-from watchbill.limits import CLIENT_TURN_BYTES, LINGER_MS, REQUEST_BUFFER_BYTES_MAX
+from watchbill.gateway.limits import CLIENT_TURN_BYTES, LINGER_MS, REQUEST_BUFFER_BYTES_MAX
 
 __all__ = ["ClientConnection", "Handle", "Patience", "Refuse"]
 

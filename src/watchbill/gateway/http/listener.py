@@ -7,7 +7,7 @@ from functools import partial
 from watchbill.errors import Overloaded
 from watchbill.gateway.http.connection import ClientConnection, Handle, Refuse
 from watchbill.gateway.http.messages import Answer, Door, Request
-from watchbill.limits import CONNECTION_LOOK_MS, HEADER_RECEIPT_MS, KEEP_ALIVE_MS, READER_STALL_MS
+from watchbill.gateway.limits import CONNECTION_LOOK_MS, HEADER_RECEIPT_MS, KEEP_ALIVE_MS, READER_STALL_MS
 
 __all__ = ["Listener"]
 

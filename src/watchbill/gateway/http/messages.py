@@ -22,7 +22,7 @@ from urllib.parse import parse_qsl, unquote
 import httptools
 
 from watchbill.errors import RequestError, TheirsError
-from watchbill.limits import (
+from watchbill.gateway.limits import (
     PIPELINED_MAX,
     REQUEST_HEAD_BYTES_MAX,
     REQUEST_HEADER_BYTES_MAX,

@@ -20,10 +20,7 @@ import msgspec
 from watchbill.core.messages import JournalEvent, Mishap
 from watchbill.gateway.audience import Audience
 from watchbill.gateway.http.messages import Answer
-from watchbill.gateway.page.plans import has_plans
-from watchbill.gateway.request_context import RequestContext
-from watchbill.gateway.stream import StreamOut
-from watchbill.limits import (
+from watchbill.gateway.limits import (
     EVENT_HEARTBEAT_MS,
     LIVE_EVERY_MS,
     LIVE_LINES_MAX,
@@ -31,6 +28,9 @@ from watchbill.limits import (
     LIVE_REQUESTS_MAX,
     LIVE_SHARE_MAX,
 )
+from watchbill.gateway.page.plans import has_plans
+from watchbill.gateway.request_context import RequestContext
+from watchbill.gateway.stream import StreamOut
 from watchbill.runtime.driver import Picture
 from watchbill.steps import Steps
 

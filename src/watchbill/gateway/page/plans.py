@@ -21,8 +21,8 @@ from watchbill.fleet.views.overview import BatchView, agents_of, coordinator_of,
 from watchbill.fleet.views.progress import BatchProgress
 from watchbill.gateway.answers import json_response
 from watchbill.gateway.http.messages import Response
+from watchbill.gateway.limits import PLAN_BATCHES_SHOWN, PLAN_LOOK_MS, PLAN_NODES_SHOWN
 from watchbill.gateway.request_context import RequestContext
-from watchbill.limits import PLAN_BATCHES_SHOWN, PLAN_LOOK_MS, PLAN_NODES_SHOWN
 
 if TYPE_CHECKING:
     from watchbill.gateway.services import Services

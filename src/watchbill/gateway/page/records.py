@@ -14,20 +14,15 @@ from watchbill.catalog import SpoolRules
 from watchbill.errors import NotFound, RequestError, TheirsError
 from watchbill.gateway.answers import json_response
 from watchbill.gateway.http.messages import Response
+from watchbill.gateway.limits import LOG_SHOWN_LINES_MAX, SPOOL_EVENT_SHOWN_BYTES_MAX, SPOOL_LISTED_MAX
 from watchbill.gateway.native import read_object
 from watchbill.gateway.page.live import RESIDENCY
 from watchbill.gateway.request_context import RequestContext
-from watchbill.limits import (
-    JOURNAL_FOUND_MAX,
-    JOURNAL_SEARCHED_HOURS_MAX,
-    JOURNAL_TEXT_CHARS_MAX,
-    LOG_SHOWN_LINES_MAX,
-    SPOOL_EVENT_SHOWN_BYTES_MAX,
-    SPOOL_LISTED_MAX,
-)
+from watchbill.limits import JOURNAL_TEXT_CHARS_MAX
 from watchbill.processes import Log, engine_log
 from watchbill.quoting import quoted
 from watchbill.runtime.history import Wanted, find_lines
+from watchbill.runtime.limits import JOURNAL_FOUND_MAX, JOURNAL_SEARCHED_HOURS_MAX
 from watchbill.runtime.spools import open_spool
 from watchbill.spool import Entry, LeaseLost, SpoolBroken, SpoolFull, SpoolLayout, State
 from watchbill.spool.by_hand import ByHand, by_hand

@@ -13,8 +13,8 @@ from watchbill.errors import RequestError, TooLarge
 from watchbill.gateway.body import encode
 from watchbill.gateway.dialects.thoughts import reveal
 from watchbill.gateway.lifting import Lifted
+from watchbill.gateway.limits import READ_BLOCKS_BYTES_MAX
 from watchbill.gateway.typed import is_word
-from watchbill.limits import READ_BLOCKS_BYTES_MAX
 from watchbill.quoting import quoted
 
 __all__ = ["as_messages", "restored"]

@@ -15,8 +15,8 @@ from watchbill.gateway.dialects.anthropic.tools import offered
 from watchbill.gateway.dialects.anthropic.treatment import FIELDS
 from watchbill.gateway.dialects.thoughts import EFFORTS, thinking_fields
 from watchbill.gateway.dialects.treatment import Treatment
+from watchbill.gateway.limits import STOP_SEQUENCE_CHARS_MAX, STOP_SEQUENCES_MAX
 from watchbill.gateway.typed import is_word
-from watchbill.limits import STOP_SEQUENCE_CHARS_MAX, STOP_SEQUENCES_MAX
 from watchbill.quoting import cut
 
 __all__ = ["Asked", "as_chat", "estimate_tokens", "for_llamacpp", "read"]

@@ -13,6 +13,7 @@ import msgspec
 
 from watchbill.batches.batch import Answered, Batch, Created, Dialect, Stage
 from watchbill.batches.files import HIDDEN
+from watchbill.batches.limits import BATCH_LINE_BYTES_MAX, UPLOAD_WRITE_BYTES
 from watchbill.batches.service import Batches
 from watchbill.errors import NotFound, RequestError, TooLarge
 from watchbill.gateway.answers import json_response
@@ -23,7 +24,7 @@ from watchbill.gateway.dialects.batches.pages import page_of, read_limit
 from watchbill.gateway.dialects.batches.treatment import MESSAGE_BATCH_FIELDS, check_fields
 from watchbill.gateway.http.messages import Answer, Response
 from watchbill.gateway.request_context import RequestContext
-from watchbill.limits import BATCH_LINE_BYTES_MAX, JSON_DEPTH_MAX, UPLOAD_WRITE_BYTES
+from watchbill.limits import JSON_DEPTH_MAX
 
 if TYPE_CHECKING:
     from watchbill.gateway.services import Services

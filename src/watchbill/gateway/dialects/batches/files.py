@@ -9,20 +9,15 @@ from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, BinaryIO
 
 from watchbill.batches.files import BATCH_INPUT, Draft, StoredFile, open_content
+from watchbill.batches.limits import UPLOAD_RECEIPT_MS
 from watchbill.batches.service import Batches
 from watchbill.errors import NotFound, NotOffered, RequestError
 from watchbill.gateway.answers import json_response
 from watchbill.gateway.dialects.batches.pages import page_of, read_limit
 from watchbill.gateway.form import FORM_TEXT_BYTES_MAX, FormReader, PartHead
 from watchbill.gateway.http.messages import Answer, Response, Stream
+from watchbill.gateway.limits import BATCH_LIST_MAX, FILE_KEPT_MS_MIN, FILE_NAME_CHARS_MAX, FILE_PIECE_BYTES
 from watchbill.gateway.request_context import RequestContext
-from watchbill.limits import (
-    BATCH_LIST_MAX,
-    FILE_KEPT_MS_MIN,
-    FILE_NAME_CHARS_MAX,
-    FILE_PIECE_BYTES,
-    UPLOAD_RECEIPT_MS,
-)
 from watchbill.quoting import quoted
 
 if TYPE_CHECKING:

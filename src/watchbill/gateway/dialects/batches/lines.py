@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from watchbill.batches.asking import NotNow, Question, Reply
+from watchbill.batches.limits import BATCH_AGAIN_MS
 from watchbill.catalog import BATCHES_LANE
 from watchbill.core.model_state import ModelStatus
 from watchbill.errors import (
@@ -38,7 +39,6 @@ from watchbill.gateway.http.messages import Response
 from watchbill.gateway.options import split_alias
 from watchbill.gateway.request_context import RequestContext
 from watchbill.gateway.unsent import key_of, unsent
-from watchbill.limits import BATCH_AGAIN_MS
 
 if TYPE_CHECKING:
     from watchbill.gateway.services import Handler, Services

@@ -15,10 +15,10 @@ from watchbill.gateway.dialects.batches.files import require_batches
 from watchbill.gateway.dialects.batches.pages import page_of, read_limit
 from watchbill.gateway.dialects.treatment import Treatment
 from watchbill.gateway.http.messages import Response
+from watchbill.gateway.limits import BATCH_WINDOW_MS_MIN, FILE_KEPT_MS_MIN, LIST_ITEMS_MAX
 from watchbill.gateway.options import read_metadata
 from watchbill.gateway.request_context import RequestContext
 from watchbill.gateway.typed import is_word
-from watchbill.limits import BATCH_WINDOW_MS_MIN, FILE_KEPT_MS_MIN, LIST_ITEMS_MAX
 from watchbill.units import parse_millis, spell_millis
 
 if TYPE_CHECKING:

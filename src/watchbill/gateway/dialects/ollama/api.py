@@ -32,6 +32,7 @@ from watchbill.gateway.dialects.ollama.response import (
 from watchbill.gateway.dialects.ollama.shortening import Shortening, shorter_texts
 from watchbill.gateway.fallback import Fallback
 from watchbill.gateway.http.messages import Answer, Response
+from watchbill.gateway.limits import SHORTENINGS_MAX
 from watchbill.gateway.model_calls import Fields, ModelCalls, Sender
 from watchbill.gateway.relay import Collector
 from watchbill.gateway.request_context import RequestContext
@@ -39,7 +40,6 @@ from watchbill.gateway.stream import Out
 from watchbill.gateway.unloading import Kept
 from watchbill.gateway.vectors import Vectors, cut_vectors, write_vectors
 from watchbill.gateway.wire import line
-from watchbill.limits import SHORTENINGS_MAX
 from watchbill.runtime.ticket import Start, Submission
 
 if TYPE_CHECKING:

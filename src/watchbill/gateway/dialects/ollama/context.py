@@ -10,7 +10,7 @@ from typing import cast
 import msgspec
 
 from watchbill.errors import RequestError
-from watchbill.limits import CONTEXT_TEXT_BYTES_MAX
+from watchbill.gateway.limits import CONTEXT_TEXT_BYTES_MAX
 
 __all__ = ["read_context", "write_context"]
 

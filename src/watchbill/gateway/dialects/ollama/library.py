@@ -21,10 +21,11 @@ from watchbill.gateway.dialects.ollama.names import Found, asked_name, check_nam
 from watchbill.gateway.dialects.ollama.progress import tell_progress
 from watchbill.gateway.dialects.ollama.pulling import Pulling
 from watchbill.gateway.http.messages import Answer, Response
+from watchbill.gateway.limits import BLOB_BYTES_MAX, BLOB_RECEIPT_MS
 from watchbill.gateway.options import check_ranges
 from watchbill.gateway.request_context import RequestContext
 from watchbill.gguf import GgufError, read_header
-from watchbill.limits import BLOB_BYTES_MAX, BLOB_RECEIPT_MS, LIBRARY_ENTRY_BYTES_MAX
+from watchbill.pull.limits import LIBRARY_ENTRY_BYTES_MAX
 from watchbill.runtime.library import BLOBS, Entry, Library, plain_name
 
 if TYPE_CHECKING:

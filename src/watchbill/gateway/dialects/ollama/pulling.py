@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from watchbill.catalog import Model
 from watchbill.engines.base import Endpoint
+from watchbill.engines.limits import ERROR_BYTES_MAX
 from watchbill.engines.upstream import Outgoing, UpstreamFailed
 from watchbill.errors import (
     EngineFailed,
@@ -34,9 +35,9 @@ from watchbill.gateway.body import encode
 from watchbill.gateway.dialects.ollama.names import Found, asked_name, check_name, find
 from watchbill.gateway.dialects.ollama.progress import tell_progress
 from watchbill.gateway.http.messages import Answer
+from watchbill.gateway.limits import PULL_LINES_PER_S, PULLS_MAX
 from watchbill.gateway.request_context import RequestContext
 from watchbill.gateway.wire import NO_STREAM, LineReader, decode_fields
-from watchbill.limits import ERROR_BYTES_MAX, PULL_LINES_PER_S, PULLS_MAX
 from watchbill.pull import SMOLLM2_FILE, pull
 from watchbill.pull.registry import Layers, Reference, Step, pull_layers, read_reference
 from watchbill.runtime.library import BLOBS, Entry, entry_of

@@ -10,12 +10,13 @@ import binascii
 import re
 from typing import cast
 
+from watchbill.config.limits import CONTEXT_TOKENS_MAX, THREADS_MAX
 from watchbill.errors import RequestError
 from watchbill.gateway.body import encode
 from watchbill.gateway.dialects.ollama.context import read_context
+from watchbill.gateway.limits import SMALL_BODY_BYTES_MAX
 from watchbill.gateway.options import Range, check_ranges
 from watchbill.gateway.typed import is_word
-from watchbill.limits import CONTEXT_TOKENS_MAX, SMALL_BODY_BYTES_MAX, THREADS_MAX
 from watchbill.runtime.library import Entry
 
 __all__ = [

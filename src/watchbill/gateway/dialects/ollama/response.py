@@ -20,10 +20,10 @@ from watchbill.gateway.dialects.ollama.context import write_context
 from watchbill.gateway.fallback import Fallback
 from watchbill.gateway.growing import Kept
 from watchbill.gateway.http.messages import Response
+from watchbill.gateway.limits import CONTEXT_TEXT_BYTES_MAX
 from watchbill.gateway.toolcalls import ToolCalls
 from watchbill.gateway.typed import count_of
 from watchbill.gateway.wire import NO_STREAM, Chunk, ChunkReader, LineReader, decode_fields, line, read_chunk
-from watchbill.limits import CONTEXT_TEXT_BYTES_MAX
 
 __all__ = [
     "InfillCollector",

@@ -8,7 +8,7 @@ from typing import cast
 
 from watchbill.gateway.answers import EngineRefused, TooLong
 from watchbill.gateway.body import encode
-from watchbill.limits import SHORTENINGS_MAX
+from watchbill.gateway.limits import SHORTENINGS_MAX
 
 __all__ = ["Shortening", "shorter_texts"]
 

@@ -40,6 +40,14 @@ from watchbill.gateway.fallback import Fallback
 from watchbill.gateway.forced_calls import ForcedCall
 from watchbill.gateway.http.messages import Answer, Response
 from watchbill.gateway.lifting import Lifted
+from watchbill.gateway.limits import (
+    LIST_ITEMS_MAX,
+    RESPONSE_BYTES_MAX,
+    RESPONSE_NOTED_MS,
+    RESPONSE_TURNS_BYTES_MAX,
+    RESPONSE_TURNS_MAX,
+    RESPONSES_BACKGROUND_MAX,
+)
 from watchbill.gateway.model_calls import Fields, ModelCalls
 from watchbill.gateway.options import check_ranges
 from watchbill.gateway.request_context import RequestContext
@@ -48,15 +56,7 @@ from watchbill.gateway.stream import StreamOut
 from watchbill.gateway.typed import is_count
 from watchbill.gateway.unsent import key_of, unsent
 from watchbill.gateway.wire import event
-from watchbill.limits import (
-    JSON_AT_ONCE_BYTES_MAX,
-    LIST_ITEMS_MAX,
-    RESPONSE_BYTES_MAX,
-    RESPONSE_NOTED_MS,
-    RESPONSE_TURNS_BYTES_MAX,
-    RESPONSE_TURNS_MAX,
-    RESPONSES_BACKGROUND_MAX,
-)
+from watchbill.limits import JSON_AT_ONCE_BYTES_MAX
 from watchbill.quoting import quoted
 from watchbill.runtime.ticket import Submission
 

@@ -25,11 +25,11 @@ from watchbill.gateway.answers import let_go
 from watchbill.gateway.dialects.responses.response import Collecting, Making
 from watchbill.gateway.fallback import Fallback
 from watchbill.gateway.forced_calls import ForcedCall
+from watchbill.gateway.limits import RESPONSE_AGAIN_MS, RESPONSE_CANCEL_MS
 from watchbill.gateway.model_calls import Fields, ModelCalls, Sender, Whole
 from watchbill.gateway.relay import Relay
 from watchbill.gateway.request_context import RequestContext
 from watchbill.gateway.resume import Begun, Resumption
-from watchbill.limits import RESPONSE_AGAIN_MS, RESPONSE_CANCEL_MS
 from watchbill.runtime.ticket import Start, Submission
 
 if TYPE_CHECKING:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import cast
 
+from watchbill.config.limits import CONTEXT_TOKENS_MAX
 from watchbill.errors import RequestError
 from watchbill.gateway.body import encode
 from watchbill.gateway.dialects.responses.items import as_messages, input_items
@@ -18,7 +19,6 @@ from watchbill.gateway.dialects.thoughts import EFFORTS, thinking_fields
 from watchbill.gateway.dialects.treatment import Treatment
 from watchbill.gateway.options import read_metadata
 from watchbill.gateway.typed import is_word
-from watchbill.limits import CONTEXT_TOKENS_MAX
 from watchbill.quoting import quoted
 
 __all__ = ["Asked", "as_chat", "estimate_tokens", "fitting", "read"]

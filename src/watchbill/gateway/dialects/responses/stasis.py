@@ -18,8 +18,8 @@ from typing import NamedTuple, cast
 from watchbill.errors import DiskFailed, WatchbillError
 from watchbill.files.atomic import make_private_folder
 from watchbill.gateway.lifting import Lifted
+from watchbill.gateway.limits import RESPONSES_BACKGROUND_MAX
 from watchbill.gateway.resume import Begun
-from watchbill.limits import RESPONSES_BACKGROUND_MAX
 from watchbill.spool.aio import AsyncSpool
 from watchbill.spool.events import encode
 from watchbill.spool.faults import disk_fault

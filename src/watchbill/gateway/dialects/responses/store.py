@@ -24,7 +24,7 @@ from typing import TypeVar
 
 from watchbill.errors import DiskFailed
 from watchbill.files.atomic import NotAFile, make_folder, read_regular, replace_file
-from watchbill.limits import (
+from watchbill.gateway.limits import (
     RESPONSE_BYTES_MAX,
     RESPONSES_AGAIN_MS,
     RESPONSES_BYTES_MAX,
