@@ -115,7 +115,7 @@ def test_the_parts_of_the_fleet_import_only_those_below_them() -> None:
         if (used := parts.get(target)) in FLEET_PARTS and used != part and used not in FLEET_PARTS[part]
     ]
     assert not upward, "\n".join(upward)
-    assert set(parts.values()) == {*FLEET_PARTS, "logs", "command_lines"}
+    assert set(parts.values()) == {*FLEET_PARTS, "limits", "logs", "command_lines"}
 
 
 def test_imports_make_no_circle() -> None:
