@@ -79,6 +79,7 @@ ON_THE_RIG = (
         f"agent.{name}"
         for name in ("loop", "ahead", "process", "work", "desk", "host", "answers", "model_work")
     ),
+    *(f"door.{name}" for name in ("arrivals", "caller", "service")),
     "command_lines",
 )
 

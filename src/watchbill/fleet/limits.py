@@ -152,3 +152,31 @@ HOST_LOAN_MS_MAX = 45_000
 HOST_LOAD_MS_MAX = 600_000
 #: How often it looks whether that has happened.
 HOST_LOOK_MS = 100
+
+# ------------------------------------------------------------------ the door: agents without the shared folder
+
+#: What one message carries at most beside its first line, in bytes; brokers take 1 MB unless they are told otherwise.
+DOOR_PART_BYTES = 512 * 1024
+#: What a broker has to take at least: a part, the line before it, and room for headers.
+DOOR_PAYLOAD_BYTES_MIN = 768 * 1024
+#: Agents that one door knows, starts of one agent whose last answer it remembers, and open record files of one.
+DOOR_AGENTS_MAX = 1_000
+DOOR_SESSIONS_MAX = 4
+DOOR_LOGS_MAX = 4
+#: Threads that serve agents, and requests that wait for one of them; what comes on top is sent again by its agent.
+DOOR_THREADS = 4
+DOOR_WAITING_MAX = 1_000
+#: Slips of an agent that the door keeps read.
+DOOR_SLIPS_MAX = 64
+#: How often a door looks whether it is still connected, and how long it gathers news of the queue before it tells them.
+DOOR_LOOK_MS = 5_000
+DOOR_NEWS_MS = 5
+#: Files and folders that a task is shown, and the largest file that is carried at all.
+MIRROR_FILES_MAX = 20_000
+MIRROR_FILE_BYTES_MAX = 64 * 2**30
+#: A larger file of a batch comes only to tasks that name it in `requires` or as an input.
+MIRROR_UNNAMED_BYTES_MAX = 64 * 2**20
+#: How long an agent carries files before it looks at its signals and shows its heartbeat again.
+MIRROR_TURN_MS = 2_000
+#: Batches without a running task whose files an agent keeps.
+MIRROR_BATCHES_KEPT = 4

@@ -93,6 +93,9 @@ class Link:
         self._connecting = asyncio.Lock()
         self._inboxes: dict[str, Callable[[Received], None]] = {}
         self._trouble = ""
+        self.has_nobody_there = (
+            False  # the broker answers, and nobody listens to the subject of the last request
+        )
         self.is_closed = False
 
     def call(self, act: Callable[[], Awaitable[T]], doing: str, *, more_s: float = 0.0) -> T:
@@ -146,9 +149,10 @@ class Link:
                 if type(error).__name__ == "MaxPayloadError":
                     raise
                 self._trouble = self._trouble or _told(error)
+                self.has_nobody_there = type(error).__name__ == "NoRespondersError"
                 await asyncio.sleep(BROKER_AGAIN_S)
                 continue
-            self._trouble = ""
+            self._trouble, self.has_nobody_there = "", False
             return _received(answer)
 
     async def is_answered(self, subject: str, data: bytes) -> bool:
@@ -184,6 +188,10 @@ class Link:
         except BrokerSays as error:
             if error.number not in NO_MESSAGE:
                 raise
+
+    async def connect(self) -> None:
+        """Make the connection, if there is none. The caller's bound ends it."""
+        await self._connected()
 
     async def tell(self, subject: str, data: bytes = b"", *, reply: str = "") -> None:
         """Send once, without an answer."""

@@ -1,0 +1,173 @@
+"""A visitor: one agent at the door, with what the door remembers of it.
+
+    the last answer of each of its sessions    a request that comes again gets the same answer and is not done again
+    the record files that it has begun         one writer each; a door that is started anew has none, and says so
+    the slips that it holds                    which files it may read and write (`scope`)
+
+A request with an older number than the last one came late, and is dropped: its agent has gone on.
+"""
+
+import errno
+import os
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from watchbill.errors import OursError
+from watchbill.files.atomic import NotAFile
+from watchbill.fleet import limits
+from watchbill.fleet.door.permits import Permits
+from watchbill.fleet.door.wire import PROTOCOL, Message, Op, OtherVersion, answer_error, pack
+from watchbill.fleet.folder.disk import FolderDisk, Log
+from watchbill.fleet.folder.values import Fields
+
+__all__ = ["Greeting", "Visitor"]
+
+
+class Greeting(NamedTuple):
+    """What a door says of itself."""
+
+    fleet: str
+    door: str  # of this start of the door
+
+    def fields(self) -> dict[str, object]:
+        return {"fleet": self.fleet, "door": self.door, "file_bytes_max": limits.MIRROR_FILE_BYTES_MAX}
+
+
+class _Last(NamedTuple):
+    number: int
+    answer: bytes
+
+
+_Act = Callable[[Fields, bytes], bytes]
+
+
+class Visitor:
+    """One agent. Used by one thread at a time."""
+
+    def __init__(self, root: Path, agent: str, greet: Callable[[], Greeting], *, filled: bool = True) -> None:
+        self._permits = Permits(agent)
+        self._disk = FolderDisk(root, filled=filled)
+        self._greet = greet
+        self._sessions: OrderedDict[str, _Last] = OrderedDict()
+        self._logs: OrderedDict[str, Log] = OrderedDict()
+        self._acts: Mapping[Op, _Act] = {
+            Op.HELLO: self._hello, Op.NAMES: self._names, Op.READ: self._read, Op.PUT: self._put, Op.MOVE: self._move,
+            Op.REMOVE: self._remove, Op.MAKE_FOLDER: self._make_folder, Op.CREATE_LOG: self._create_log,
+            Op.APPEND_LOG: self._append_log, Op.CLOSE_LOG: self._close_log,
+        }  # fmt: skip
+
+    def answer(self, request: Message) -> bytes | None:
+        """The first part of the answer to a request; None for one that came too late."""
+        fields = request.fields
+        session, number = fields.text("session"), fields.whole("number")
+        last = self._sessions.get(session, _Last(0, b""))
+        if number < last.number:
+            return None
+        if fields.text("op") == Op.MORE.value:
+            return _part(last.answer, fields.whole("offset"))
+        if number > last.number:
+            last = self._sessions[session] = _Last(number, self._done(request))
+            self._sessions.move_to_end(session)
+            if len(self._sessions) > limits.DOOR_SESSIONS_MAX:
+                self._sessions.popitem(last=False)
+        return _part(last.answer, 0)
+
+    def close(self) -> None:
+        """Close its record files and keep them."""
+        while self._logs:
+            self._logs.popitem()[1].close()
+
+    def _done(self, request: Message) -> bytes:
+        fields = request.fields
+        try:
+            if fields.whole("protocol") != PROTOCOL:
+                spoken = f"the door speaks version {PROTOCOL} of its protocol, the agent {fields.whole('protocol')}"
+                raise OtherVersion(spoken)
+            return self._act_of(fields)(fields, request.body)
+        except ValueError as error:  # a NUL character in a path, a line that is too long
+            return answer_error(OSError(errno.EINVAL, str(error)))
+        except (OSError, NotAFile, OursError) as error:
+            return answer_error(error)
+
+    def _act_of(self, fields: Fields) -> _Act:
+        try:
+            return self._acts[Op(fields.text("op"))]
+        except (ValueError, KeyError):
+            raise PermissionError(errno.EPERM, f"there is no operation {fields.text('op')!a}") from None
+
+    # ------------------------------------------------------------ the board
+
+    def _hello(self, _asked: Fields, _body: bytes) -> bytes:
+        return pack(self._greet().fields())
+
+    def _names(self, asked: Fields, _body: bytes) -> bytes:
+        folder = asked.text("path")
+        self._permits.shown(folder, [])
+        return pack({"names": self._permits.shown(folder, self._disk.names(folder))})
+
+    def _read(self, asked: Fields, _body: bytes) -> bytes:
+        path = asked.text("path")
+        self._permits.may_read(path)
+        bytes_max = min(asked.whole("bytes_max"), limits.SLIP_BYTES_MAX)
+        return pack({}, self._disk.read(path, bytes_max))
+
+    def _put(self, asked: Fields, body: bytes) -> bytes:
+        path = asked.text("path")
+        self._permits.may_put(path)
+        if len(body) > limits.FLEET_FILE_BYTES_MAX:
+            raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), path)
+        self._disk.put(path, body)
+        return pack({})
+
+    def _move(self, asked: Fields, _body: bytes) -> bytes:
+        source, target = asked.text("path"), asked.text("target")
+        self._permits.may_move(source, target)
+        self._disk.move(source, target)
+        return pack({})
+
+    def _remove(self, asked: Fields, _body: bytes) -> bytes:
+        self._permits.may_remove(asked.text("path"))
+        self._disk.remove(asked.text("path"))
+        return pack({})
+
+    def _make_folder(self, asked: Fields, _body: bytes) -> bytes:
+        self._permits.may_make_folder(asked.text("path"))
+        self._disk.make_folder(asked.text("path"))
+        return pack({})
+
+    # ------------------------------------------------------------ result logs
+
+    def _create_log(self, asked: Fields, _body: bytes) -> bytes:
+        path = asked.text("path")
+        self._permits.may_log(path)
+        self._logs[path] = self._disk.create_log(path)
+        while len(self._logs) > limits.DOOR_LOGS_MAX:
+            self._logs.popitem(last=False)[1].close()
+        return pack({})
+
+    def _append_log(self, asked: Fields, body: bytes) -> bytes:
+        path = asked.text("path")
+        self._permits.may_log(path)
+        log = self._logs.get(path)
+        if log is None or log.end != asked.whole("at"):
+            raise OSError(errno.ESTALE, "the door was started anew: begin another record file", path)
+        try:
+            log.append(body.split(b"\n") if body else [])
+        except OSError:
+            self._logs.pop(path).close()
+            raise
+        return pack({"end": log.end})
+
+    def _close_log(self, asked: Fields, _body: bytes) -> bytes:
+        log = self._logs.pop(asked.text("path"), None)
+        if log is not None:
+            log.close()
+        return pack({})
+
+
+def _part(answer: bytes, offset: int) -> bytes:
+    """A part of an answer, and how long the whole is: longer ones come in several messages."""
+    part = answer[offset : offset + limits.DOOR_PART_BYTES] if offset >= 0 else b""
+    return pack({"size": len(answer)}, part)
