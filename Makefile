@@ -18,7 +18,7 @@ LOCK = $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generat
 EXTRAS = --extra fast --extra local --extra nats --extra schema --extra sign
 
 .DEFAULT_GOAL := help
-.PHONY: help python setup setup-dev up test check check-clients wheel docs bench torture lock clean
+.PHONY: help python setup setup-dev up test check check-clients wheel docs pictures bench torture lock clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -56,6 +56,9 @@ wheel: setup-dev ## build dist/watchbill-*.whl, for pipx, uv tool or pip
 
 docs: python ## write the list of modules in docs/structure.md anew
 	@"$(PYTHON)" tools/structure.py
+
+pictures: setup-dev ## take the screenshots in docs/ anew, of a real run in Chromium: some two minutes
+	@$(BIN)/python tests/page/screenshots.py
 
 bench: setup-dev ## measure; prints pass or fail per target: make bench BENCH="gateway scheduler"
 	@status=0; for name in $(BENCH); do $(BIN)/python bench/$$name.py $(ARGS) || status=1; done; exit $$status

@@ -165,6 +165,17 @@ SHAPES: dict[str, Shape] = {
         passed=listed(record(file=TEXT, why=TEXT, detail=TEXT)),
     ),
     "Requeued": record(message=TEXT, moved=WHOLE),
+    "Simulated": record(
+        since_ms=WHOLE, until_ms=WHOLE, requests=WHOLE, left_out=WHOLE, svg=TEXT,
+        runs=listed(record(
+            name=TEXT, loads=NUMBER,
+            classes=table(record(
+                requests=NUMBER, answered=NUMBER, refused=NUMBER, wait_p50_ms=NUMBER, wait_p95_ms=NUMBER,
+            )),
+        )),
+    ),
+    "Simulations": record(running=FLAG, kept=FLAG, last={"type": ["object", "null"]}),
+    "SimulationCancelled": record(message=TEXT),
     "Explanation": record(
         model=TEXT, state=TEXT, absent_because=maybe(TEXT), verdict=TEXT, reason=TEXT, companions=table(TEXT),
         served_by=maybe(TEXT), tier={"enum": ["local", "peer", "burst", "external", None]}, sites=table(TEXT),
@@ -269,6 +280,10 @@ DOOR = asked(
 USER = asked(user=WHOLE)
 LEASE = asked(("model",), model=TEXT)
 REQUEUE = asked(event=TEXT)
+SIMULATE = asked(
+    memory=table(TEXT), policy={"enum": ["rate", "turns", "fifo", "exhaustive", None]},
+    hours={"type": "number", "exclusiveMinimum": 0, "maximum": 24},
+)  # fmt: skip
 RENEW = asked(("device",), device=TEXT)
 #: The fields of docs/responses.md, as far as they have a plain shape.
 RESPONSE = asked(
@@ -402,6 +417,9 @@ ADDRESSES: tuple[tuple[str, str, str, Shape | None, str, tuple[str, ...]], ...] 
         "Requeued",
         ("name",),
     ),
+    ("get", "/wb/v1/simulate", "Whether a simulation runs, and the last one.", None, "Simulations", ()),
+    ("post", "/wb/v1/simulate", "Simulates the last day's traffic.", SIMULATE, "Simulated", ()),
+    ("delete", "/wb/v1/simulate", "Ends the simulation that runs.", None, "SimulationCancelled", ()),
     ("post", "/wb/v1/leases", "A peer asks for a lease.", LEASE, "LeaseGiven", ()),
     ("post", "/wb/v1/leases/{id}/renew", "The peer lives.", None, "LeaseRenewed", ("id",)),
     ("delete", "/wb/v1/leases/{id}", "The peer gives it back.", None, "LeaseEnded", ("id",)),

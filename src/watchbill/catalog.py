@@ -340,6 +340,7 @@ class JournalRules:
 
     markdown: str = "queue_log.md"
     events: str = "events.jsonl"
+    traffic: bool = True  # whether arrivals, waits and loads of the last day are kept
 
 
 @dataclass(frozen=True, slots=True)

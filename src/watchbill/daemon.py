@@ -60,6 +60,7 @@ from watchbill.runtime.library import Library, without_missing
 from watchbill.runtime.placing import Placing, find_places
 from watchbill.runtime.probe_loop import ProbeLoop
 from watchbill.runtime.recorder import Recorder
+from watchbill.runtime.traffic import Traffic
 from watchbill.shelf import Why
 from watchbill.shelf.limits import SHELF_LOOK_MS
 from watchbill.sizes import Sizes
@@ -382,13 +383,17 @@ def _make_driver(
                 ram=ram,
                 disk=DiskProbe(root.path),
             ),
-            recorder=Recorder(setting.options.record, Driver.now()),
+            recorder=Recorder(setting.options.record, Driver.now(), _traffic(root, catalog)),
             spools=beside.spools.view,
             programs=beside.programs,
             batches=beside.batches.view,
             unused_cards=setting.placing.unused,
         ),
     )
+
+
+def _traffic(root: Root, catalog: Catalog) -> Traffic | None:
+    return Traffic(root.traffic) if catalog.journal.traffic else None
 
 
 @dataclass(frozen=True, slots=True)

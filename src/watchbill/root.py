@@ -101,6 +101,11 @@ class Root:
         return self.path / "batches"
 
     @property
+    def traffic(self) -> Path:
+        """Arrivals, waits and loads of the last day."""
+        return self.path / "traffic"
+
+    @property
     def lock_file(self) -> Path:
         """The lock that makes one daemon per root."""
         return self.run / "daemon.lock"

@@ -86,6 +86,15 @@ def take(url: str) -> None:
             page.until("document.querySelectorAll('.request').length > 3")
             page.picture(ROOT / "docs" / f"{name}.webp")
             page.close()
+        for name, dark in (("what-if-dark", True), ("what-if-light", False)):
+            page = chromium.open(f"{url}/#whatif", width=1440, height=1180, dark=dark)
+            page.until("document.querySelectorAll('#whatif option').length > 5")
+            page.value("document.querySelector('#whatif select').value = 'gpu:0'")
+            page.click("#whatif button.main")
+            page.until("document.querySelector('.whatif-picture img')?.naturalWidth > 0")
+            page.value("scrollTo(0, 0)")
+            page.picture(ROOT / "docs" / f"{name}.webp")
+            page.close()
 
 
 def main() -> None:

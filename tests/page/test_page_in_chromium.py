@@ -13,6 +13,7 @@ from threading import Thread
 import pytest
 
 from e2e.place import Daemon, Place, scripted
+from gguf_models import GgufFiles, gguf_files
 from support.browser import CHROMIUM, Browser, Page, browser
 from support.eventually import wait_until
 from watchbill.journal import json_line
@@ -22,6 +23,8 @@ pytestmark = [
     pytest.mark.skipif(CHROMIUM is None, reason="no chromium: apt install chromium"),
     pytest.mark.xdist_group("page"),
 ]
+
+__all__ = ["gguf_files"]
 
 #: Texts that would be scripts if anything took them for markup.
 CORPUS = (
@@ -34,7 +37,7 @@ CORPUS = (
     "\u202eevil\u202c \x1b[31mred",
 )
 EXAMPLE_PLAN = Path(__file__).resolve().parents[2] / "examples" / "plans" / "words"
-VIEWS = ("now", "chat", "journal", "spools", "plans")
+VIEWS = ("now", "chat", "whatif", "journal", "spools", "plans")
 CONFIG = "\n".join((
     '[devices.ram]\ncapacity = "300MB"\nreserve = "20MB"\n',
     scripted("quick", 'tokens = 4, text = "ahoy there"'),
@@ -97,7 +100,8 @@ def live(page: Page) -> None:
 
 def judge(page: Page, daemon: Daemon) -> None:
     assert page.value("document.title").endswith("Watchbill"), "a text was run as a script"
-    strangers = [url for url in page.requests if not url.startswith((f"{daemon.url}/", "about:", "data:,"))]
+    own = (f"{daemon.url}/", f"blob:{daemon.url}/", "about:", "data:,")
+    strangers = [url for url in page.requests if not url.startswith(own)]
     assert not strangers
     # A call that the daemon refuses is logged by Chromium itself, as a failed resource.
     assert not [each for each in page.complaints if "Failed to load resource" not in each]
@@ -278,6 +282,46 @@ def test_two_models_answer_side_by_side(page: Page) -> None:
     page.until("!document.querySelector('#chat button.main').disabled")
     page.click("#chat form .hand button:last-child")
     assert page.value("document.querySelectorAll('.talk p').length") == 0
+
+
+def test_more_memory_is_simulated_in_one_click(page: Page, daemon: Daemon, place: Place) -> None:
+    """The traffic that was just recorded: figures side by side with what was, and the timelines as a picture."""
+    assert daemon.chat("quick")[0] == 200
+    wait_until(
+        lambda: "quick" in "".join(each.read_text() for each in (place.root / "traffic").glob("*.jsonl"))
+    )
+    view(page, "whatif")
+    page.click("#whatif button.main")
+    page.until("document.querySelectorAll('.figures-table tbody td').length > 0")
+    assert "8 GB more on ram" in page.text(".figures-table thead") and "recorded" in page.text(
+        ".figures-table thead"
+    )
+    page.until("document.querySelector('.whatif-picture img')?.naturalWidth > 0")
+    page.value("location.reload()")
+    live(page)
+    page.until("document.querySelector('.whatif-picture img')?.naturalWidth > 0")  # the last answer is kept
+
+
+def test_a_card_that_no_engine_uses_is_told_with_its_remedy(
+    chromium: Browser, tmp_path: Path, gguf_files: GgufFiles
+) -> None:
+    """The same words and the same command as `watchbill status` has."""
+    source = gguf_files.chat("3MB")
+    place = Place(tmp_path, f'[models.small]\nengine = "llamacpp"\nsource = "{source}"\n')
+    cards = {"cards": [{"name": "gpu:0", "title": "NVIDIA <b>Lamp</b>", "capacity": "24GB"}]}
+    (tmp_path / "cards.json").write_text(json.dumps(cards))
+    place.environment["WATCHBILL_FAKE_GPUS"] = str(tmp_path / "cards.json")
+    try:
+        daemon = place.up()
+        told = daemon.status()["unused_cards"]
+        page = chromium.open(f"{daemon.url}/")
+        live(page)
+        page.until_text(told["mend"], ".unused code")
+        assert "NVIDIA <b>Lamp</b>" in page.text(".unused") and told["why"] in page.text(".unused")
+        judge(page, daemon)
+        page.close()
+    finally:
+        place.close()
 
 
 def test_a_plan_is_drawn_with_its_progress(page: Page, place: Place) -> None:

@@ -8,9 +8,9 @@ from xml.etree import ElementTree
 
 import pytest
 
-from watchbill.cli.simulate_svg import timeline_svg
 from watchbill.simulate.compare import contender_of, run
 from watchbill.simulate.engine import Power
+from watchbill.simulate.pictures import timeline_svg
 from watchbill.simulate.scenario import Scenario
 from watchbill.simulate.timeline import Span, Timeline
 

@@ -95,7 +95,8 @@ async def test_the_policy_of_the_page_allows_nothing_but_its_own_files(opened: O
             part.strip().partition(" ")[::2] for part in headers["content-security-policy"].split(";")
         )
         assert policy["default-src"] == "'none'" and policy["frame-ancestors"] == "'none'"
-        assert {policy[f"{name}-src"] for name in ("script", "style", "img", "connect")} == {"'self'"}
+        assert {policy[f"{name}-src"] for name in ("script", "style", "connect")} == {"'self'"}
+        assert policy["img-src"] == "'self' blob:"
         assert policy["require-trusted-types-for"] == "'script'"
         assert headers["x-content-type-options"] == "nosniff"
 

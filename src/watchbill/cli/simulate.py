@@ -11,7 +11,6 @@ from cyclopts import Parameter
 
 from watchbill.cli.options import CONFIG_DEFAULT, QUIET, ROOT
 from watchbill.cli.progress import count_bar
-from watchbill.cli.simulate_svg import frontier_svg, timeline_svg
 from watchbill.cli.simulate_views import draw_comparison, draw_frontier, draw_laws, draw_run
 from watchbill.cli.terminal import Terminal, plain
 from watchbill.errors import OursError
@@ -21,6 +20,8 @@ from watchbill.simulate.adjust import FRONTIER_WEIGHTS, adjust, with_interactive
 from watchbill.simulate.compare import CONTENDERS, average, contender_of, run
 from watchbill.simulate.day import day
 from watchbill.simulate.limits import SIMULATE_SEEDS_MAX
+from watchbill.simulate.pictures import frontier_svg, timeline_svg
+from watchbill.simulate.recent import read_recent
 from watchbill.simulate.report import LAWS, Report
 from watchbill.simulate.scenario import Scenario
 from watchbill.simulate.timeline import Timeline
@@ -47,7 +48,10 @@ class What:
 
     trace: Annotated[
         Path | None,
-        Parameter(help="Replay what `watchbill up --record FILE` wrote.", show_default=False),
+        Parameter(
+            help="Replay what `watchbill up --record FILE` wrote, or the last day of a root: its folder traffic.",
+            show_default=False,
+        ),
     ] = None
     config: Annotated[
         Path | None,
@@ -69,7 +73,7 @@ class What:
             name="--set",
             negative="",
             show_default=False,
-            help="Change a figure: policy.alpha=1.5, policy.weights.interactive=5, devices.ram.capacity=32GB, "
+            help="Change a figure: policy.alpha=1.5, policy.weights.interactive=5, devices.ram.capacity=32GB or +8GB, "
             "lanes.chat.max_wait=30s. May be repeated.",
         ),
     ] = ()
@@ -122,6 +126,9 @@ def _scenario(file: Path | None, what: What) -> Scenario:
 
         root = find_root(what.root)
         loaded = read(find_config(what.config, root), root=root.path)
+        if what.trace.is_dir():
+            recent, catalog = read_recent(what.trace).on(loaded.catalog)
+            return recent.trace.scenario(catalog)
         return Trace.read(what.trace).scenario(loaded.catalog)
     if what.config is not None:
         raise OursError("--config goes with --trace; a scenario file names its own models")

@@ -27,6 +27,11 @@ class JournalTable(Table):
 
     markdown: Line = Field(default="queue_log.md", description="The journal for people.")
     events: Line = Field(default="events.jsonl", description="The same for programs.")
+    traffic: bool = Field(
+        default=True,
+        description="Keep arrivals, waits and loads of the last day for simulations: no prompts, no answers, no names "
+        "of callers. Takes effect at the next start.",
+    )
 
 
 class AlertsTable(Table):
@@ -45,7 +50,9 @@ class AlertsTable(Table):
 
 def build_journal(table: JournalTable, base: Path) -> catalog.JournalRules:
     """Where decisions are written down."""
-    return catalog.JournalRules(below_root(base, table.markdown), below_root(base, table.events))
+    return catalog.JournalRules(
+        below_root(base, table.markdown), below_root(base, table.events), table.traffic
+    )
 
 
 def build_alerts(table: AlertsTable) -> catalog.AlertRules:

@@ -35,6 +35,7 @@ from watchbill.gateway.page.files import PageFiles
 from watchbill.gateway.page.live import LiveApi
 from watchbill.gateway.page.plans import PlansApi
 from watchbill.gateway.page.records import RecordsApi, SpoolsApi
+from watchbill.gateway.page.what_if import WhatIfApi
 from watchbill.gateway.passthrough import PassthroughApi
 from watchbill.gateway.process import ProcessApi
 from watchbill.gateway.request_context import RequestContext
@@ -90,7 +91,7 @@ class Gateway(Services):
         self._owns_upstream = upstream is None
         self._native = NativeApi(self)
         self._page, self._live, self._plans = PageFiles(), LiveApi(self), PlansApi(self)
-        self._records, self._spools = RecordsApi(self), SpoolsApi(self)
+        self._records, self._spools, self._what_if = RecordsApi(self), SpoolsApi(self), WhatIfApi(self)
         self._maintenance, self._loans, self._doors = MaintenanceApi(self), LoansApi(self), DoorsApi(self)
         self._leases = LeasesApi(self)
         self._openai = OpenAiApi(self, created_s=int(time.time()))
@@ -135,6 +136,7 @@ class Gateway(Services):
     async def drain(self, grace_ms: int, last_ms: int) -> None:
         """As the services do; unloads that clients asked for, and lines of batches, are ended first."""
         self.closing.set()
+        await self._what_if.close()
         await self.unloading.close()
         if self.batches is not None:
             await self.batches.close()
@@ -257,6 +259,9 @@ class Gateway(Services):
             ("GET", LIVE, Access.KEY, self._live.live),
             ("GET", "/wb/v1/journal", Access.KEY, self._records.journal),
             ("GET", "/wb/v1/plans", Access.KEY, self._plans.plans),
+            ("GET", "/wb/v1/simulate", Access.KEY, self._what_if.last),
+            ("POST", "/wb/v1/simulate", Access.ADMIN, self._what_if.start),
+            ("DELETE", "/wb/v1/simulate", Access.ADMIN, self._what_if.cancel),
             ("GET", "/wb/v1/models/{name:.+}/log", Access.ADMIN, self._records.log),
             ("GET", "/wb/v1/spools/{name}/poison", Access.ADMIN, self._spools.poison),
             ("POST", "/wb/v1/spools/{name}/requeue", Access.ADMIN, self._spools.requeue),

@@ -40,7 +40,7 @@ from watchbill.runtime.limits import LEARNED_SAVE_MS, READY_TURN_MS
 from watchbill.runtime.pins import check_pin, with_pins
 from watchbill.runtime.probe_loop import ProbeLoop
 from watchbill.runtime.protected import Protected
-from watchbill.runtime.recorder import Recorder
+from watchbill.runtime.recorder import LoadLine, Recorder
 from watchbill.runtime.spending import Spending
 from watchbill.runtime.tasks import Tasks
 from watchbill.runtime.ticket import Outcome, Start, Submission, Tally, Ticket
@@ -364,6 +364,11 @@ class Driver:
         told = {name: failure_of(state, model, now) for name, model in state.models.items()}
         return {name: why for name, why in told.items() if why is not None}
 
+    def known_loads(self) -> tuple[LoadLine, ...]:
+        """The size and load time of each model, as the scheduler reckons with them now."""
+        models = self._core.state.models.items()
+        return tuple(LoadLine(0, name, round(model.load.ms), dict(model.sizes())) for name, model in models)
+
     def requests(self) -> list[dict[str, object]]:
         """Every open request, at once."""
         return at_once(self.requests_steps())
@@ -594,7 +599,8 @@ class Driver:
             return
         self.metrics.observe_load(model, warm.ms, cached=learned.was_cached(model))
         learned.loaded(model, warm.ms, memory)
-        self._parts.recorder.loaded(model, warm.ms, memory, self.now())
+        if self._parts.recorder.is_on:
+            self._parts.recorder.loaded(model, warm.ms, memory, self.now())
 
     def tell(self, alert: m.Alert) -> None:
         """Raises an alert of a part that is not the core's."""

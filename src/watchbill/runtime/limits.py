@@ -15,6 +15,15 @@ JOURNAL_BLOCK_BYTES = 2**17
 JOURNAL_SEARCHED_HOURS_MAX = 24 * 31
 #: Recorded lines of a trace reach the file at the latest after this.
 TRACE_FLUSH_MS = 1_000
+#: The traffic of the last day: a request takes some 180 bytes, so that these files hold about 180,000.
+TRAFFIC_FILE_BYTES_MAX = 4 * 2**20
+TRAFFIC_FILES_KEPT = 8
+TRAFFIC_BUFFER_BYTES_MAX = 2**20
+TRAFFIC_CLOSE_MS = 2_000
+TRAFFIC_HOURS = 24
+#: A simulation that the page asks for: the time and size of its answer.
+WHAT_IF_MS_MAX = 120_000
+WHAT_IF_ANSWER_BYTES_MAX = 8 * 2**20
 
 # ------------------------------------------------------------------ alerts, operators and views
 

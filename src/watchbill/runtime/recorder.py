@@ -6,10 +6,12 @@
      "forecast_ms":2900,"service_ms":1240,"outcome":"ok"}
 
 Holds no prompts, no answers and no names of callers. A request is written when it ends, so lines are not in order of
-arrival. When the disk fails, recording ends with a warning and the daemon goes on.
+arrival. When the disk fails, recording ends with a warning and the daemon goes on. The same lines go to the traffic of
+the last day (`traffic.py`), where the line of the machine also has the wall clock's time at 0 ms.
 """
 
 import logging
+import time
 from collections.abc import Mapping
 from io import FileIO
 from pathlib import Path
@@ -18,6 +20,7 @@ import msgspec
 
 from watchbill.runtime.limits import TRACE_FLUSH_MS
 from watchbill.runtime.ticket import Ticket
+from watchbill.runtime.traffic import Traffic
 
 __all__ = ["DeviceLine", "LoadLine", "MachineLine", "Recorder", "RequestLine"]
 
@@ -31,11 +34,12 @@ class DeviceLine(msgspec.Struct, frozen=True):
     free: int  # for models, without the memory of other programs
 
 
-class MachineLine(msgspec.Struct, frozen=True, tag_field="kind", tag="machine"):
+class MachineLine(msgspec.Struct, frozen=True, tag_field="kind", tag="machine", omit_defaults=True):
     """The machine at the start of the recording."""
 
     at_ms: int
     devices: dict[str, DeviceLine]
+    wall_ms: int = 0  # the wall clock's time at 0 ms; 0: not said
 
 
 class LoadLine(msgspec.Struct, frozen=True, tag_field="kind", tag="load"):
@@ -62,12 +66,13 @@ class RequestLine(msgspec.Struct, frozen=True, tag_field="kind", tag="request", 
 
 
 class Recorder:
-    """Writes a trace, or nothing when there is no file."""
+    """Writes a trace to a file, to the traffic of the last day, to both, or nothing."""
 
-    def __init__(self, file: Path | None = None, now: int = 0) -> None:
+    def __init__(self, file: Path | None = None, now: int = 0, traffic: Traffic | None = None) -> None:
         # Not buffered by Python: a buffered file whose last write failed could not even be closed.
         self._file: FileIO | None = file.open("ab", buffering=0) if file else None
-        self.is_on = file is not None
+        self._traffic = traffic
+        self.is_on = file is not None or traffic is not None
         self._lines = bytearray()
         self._began = self._flushed = now
         self._encode = msgspec.json.Encoder().encode
@@ -75,7 +80,11 @@ class Recorder:
     def machine(self, devices: Mapping[str, tuple[int, int]], now: int) -> None:
         """Writes the devices: device -> capacity and the free part of it for models."""
         lines = {name: DeviceLine(capacity, free) for name, (capacity, free) in devices.items()}
-        self._write(MachineLine(now - self._began, lines), now)
+        line = MachineLine(now - self._began, lines)
+        if self._traffic is not None:
+            wall_ms = round(time.time() * 1000) - line.at_ms
+            self._traffic.begin(self._encode(msgspec.structs.replace(line, wall_ms=wall_ms)) + b"\n")
+        self._write_file(self._encode(line) + b"\n", now)
 
     def loaded(self, model: str, ms: int, memory: Mapping[str, int], now: int) -> None:
         """Writes a load."""
@@ -97,10 +106,16 @@ class Recorder:
         )
         self._write(line, now)
 
-    def _write(self, line: MachineLine | LoadLine | RequestLine, now: int) -> None:
+    def _write(self, line: LoadLine | RequestLine, now: int) -> None:
+        text = self._encode(line) + b"\n"
+        if self._traffic is not None:
+            self._traffic.take(text)
+        self._write_file(text, now)
+
+    def _write_file(self, text: bytes, now: int) -> None:
         if self._file is None:
             return
-        self._lines += self._encode(line) + b"\n"
+        self._lines += text
         if now - self._flushed >= TRACE_FLUSH_MS:
             self._flushed = now
             self._flush(self._file)
@@ -116,6 +131,8 @@ class Recorder:
 
     def close(self) -> None:
         """Writes the last lines."""
+        if self._traffic is not None:
+            self._traffic.close()
         if self._file is not None:
             self._flush(self._file)
         if self._file is not None:

@@ -1,4 +1,4 @@
-"""Changes to a scenario by hand: `policy.alpha=1.5`, `devices.ram.capacity=32GB`, `lanes.chat.max_wait=30s`.
+"""Changes to a scenario by hand: `policy.alpha=1.5`, `devices.ram.capacity=+16GB`, `lanes.chat.max_wait=30s`.
 
 The question "what would 16 GB more memory buy me?" is one such change.
 """
@@ -53,7 +53,8 @@ def _changed(catalog: Catalog, path: list[str], value: str) -> Catalog:
         case ["policy", *rest]:
             return replace(catalog, policy=_policy(catalog.policy, rest, value))
         case ["devices", name, ("capacity" | "reserve") as key]:
-            device = replace(_named(catalog.devices, name), **{key: parse_bytes(value)})
+            device = _named(catalog.devices, name)
+            device = replace(device, **{key: _resized(getattr(device, key) or 0, value)})
             if device.reserve >= (device.capacity or 0):
                 raise ValueError("the reserve would leave no memory for models")
             return replace(catalog, devices={**catalog.devices, name: device})
@@ -62,6 +63,14 @@ def _changed(catalog: Catalog, path: list[str], value: str) -> Catalog:
             return replace(catalog, lanes={**catalog.lanes, name: lane})
         case _:
             raise ValueError(_KEYS)
+
+
+def _resized(size: int, value: str) -> int:
+    """A size, or a difference to the present one: `32GB`, `+8GB`, `-4GB`."""
+    if not value.startswith(("+", "-")):
+        return parse_bytes(value)
+    more = parse_bytes(value[1:])
+    return size + more if value[0] == "+" else size - more
 
 
 def _named(known: Mapping[str, _Thing], name: str) -> _Thing:

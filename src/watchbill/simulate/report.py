@@ -9,7 +9,7 @@ from watchbill.core.messages import Refusal
 from watchbill.simulate.callers import Caller, CallerOutcome
 from watchbill.simulate.world import World
 
-__all__ = ["LAWS", "ClassFigures", "Report"]
+__all__ = ["LAWS", "ClassFigures", "Report", "part_of"]
 
 #: The invariants that the judge checks after every step, each named by its breach.
 LAWS = (
@@ -115,9 +115,9 @@ def _class_figures(callers: list[Caller], now: float, bound_ms: Callable[[str], 
         refused=sum(1 for c in callers if c.outcome is Refusal.WAIT_EXCEEDED and not c.served_by),
         expired=sum(1 for c in callers if c.outcome is Refusal.WAIT_EXCEEDED and c.served_by),
         wait_mean_ms=mean(waits) if waits else 0.0,
-        wait_p50_ms=_part(waits, 0.5),
-        wait_p95_ms=_part(waits, 0.95),
-        wait_max_ms=_part(waits, 1.0),
+        wait_p50_ms=part_of(waits, 0.5),
+        wait_p95_ms=part_of(waits, 0.95),
+        wait_max_ms=part_of(waits, 1.0),
     )
 
 
@@ -127,5 +127,6 @@ def _wait(caller: Caller, now: float) -> float:
     return int(now if end is None else end) - caller.request.arrived_at
 
 
-def _part(ordered: list[float], share: float) -> float:
+def part_of(ordered: list[float], share: float) -> float:
+    """The figure below which this share of sorted figures lies; 0 where there are none."""
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else 0.0

@@ -1,7 +1,8 @@
 """The files of the page, as they are sent to browsers.
 
 They are read once and kept. Every answer has a content security policy that allows nothing but these files and this
-address: no inline script or style, no other host, and texts can never become markup (trusted types). The address says
+address: no inline script or style, no other host, and texts can never become markup (trusted types). Pictures may also
+be of the page's own making (`blob:`), because an image sends no key; a browser runs nothing in them. The address says
 nothing about the daemon, so it is open without a key; everything that the page shows is asked for with one.
 """
 
@@ -24,7 +25,7 @@ _TYPES = {
     ".svg": "image/svg+xml",
 }
 _POLICY = "; ".join((
-    "default-src 'none'", "script-src 'self'", "style-src 'self'", "img-src 'self'", "connect-src 'self'",
+    "default-src 'none'", "script-src 'self'", "style-src 'self'", "img-src 'self' blob:", "connect-src 'self'",
     "base-uri 'none'", "form-action 'none'", "frame-ancestors 'none'", "require-trusted-types-for 'script'",
     "trusted-types 'none'",
 ))  # fmt: skip

@@ -56,7 +56,7 @@ _UNTIL = {"idle_left_ms": "idle_at", "retry_ms": "retry_at", "ends_ms": "ends_at
 _SINCE = {"oldest_wait_ms": "oldest_at", "waited_ms": "arrived_at"}
 #: What changes all the time and is not shown.
 _LEFT_OUT = frozenset({"renewed_ms", "ran_ms", "absence", "pid", "aliases"})
-_FACTS = ("version", "policy", "policy_doubt", "policy_failure", "rotation", "batches")
+_FACTS = ("version", "policy", "policy_doubt", "policy_failure", "rotation", "batches", "unused_cards")
 _SECTIONS = (
     "devices",
     "models",

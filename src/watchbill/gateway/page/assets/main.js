@@ -12,6 +12,7 @@ import { modelsView } from "./models.js";
 import { plansView } from "./plans.js";
 import { lanesView, requestsView, summaryView } from "./requests.js";
 import { timelineView } from "./timeline.js";
+import { whatIfView } from "./whatif.js";
 
 const STATES = { live: "live", lost: "the daemon is away", connecting: "connecting", locked: "locked" };
 const journal = journalView();
@@ -19,6 +20,7 @@ const journal = journalView();
 const VIEWS = [
   { id: "now", title: "Now", parts: [summaryView(), alertsView(), memoryView(), timelineView(), modelsView(), requestsView(), lanesView(), daemonView()], is: () => true },
   { id: "chat", title: "Try", parts: [chatView()], is: () => true },
+  { id: "whatif", title: "What if", parts: [whatIfView()], is: () => true },
   { id: "journal", title: "Journal", parts: [journal], is: () => true },
   { id: "spools", title: "Spools", parts: [spoolsView()], is: () => live.table("spools").size > 0 },
   { id: "plans", title: "Plans", parts: [plansView()], is: () => live.facts.plans === true },

@@ -1,6 +1,6 @@
 // Memory: a stacked bar for each device, with what models hold, what others use, and the line of the reserve.
 
-import { act } from "./api.js";
+import { act, toast } from "./api.js";
 import { button, el, mark, panel, Rows, say, style } from "./dom.js";
 import { ask } from "./dialogs.js";
 import { bytes } from "./format.js";
@@ -14,13 +14,41 @@ const HELD = new Map([
 export function memoryView() {
   const { section } = panel("Memory", "memory");
   const list = el("div", { class: "devices" });
-  section.append(list);
+  const unused = unusedCards();
+  section.append(unused.element, list);
   const rows = new Rows(list, device);
   return {
     section,
     update(changed) {
+      if (touches(changed, "facts")) unused.update(live.facts.unused_cards);
       if (!touches(changed, "devices", "models", "maintenance", "loans")) return;
       rows.show([...live.table("devices")].map(([name, row]) => [name, { row, held: holders(name), admin: live.admin }]));
+    },
+  };
+}
+
+/** Cards that no engine at hand computes on, and the one command that mends it. */
+function unusedCards() {
+  const why = el("p"), command = el("code");
+  const copy = button("Copy", copied, { class: "small", "aria-label": "Copy the command", hidden: !navigator.clipboard });
+  const element = el("div", { class: "unused", role: "note", hidden: true }, why, el("div", { class: "command" }, command, copy));
+
+  async function copied() {
+    try {
+      await navigator.clipboard.writeText(command.textContent);
+      toast("copied");
+    } catch {
+      toast("The browser does not allow copying: select the command instead.", "bad");
+    }
+  }
+
+  return {
+    element,
+    update(told) {
+      element.hidden = !told;
+      if (!told) return;
+      say(why, `${told.cards} is not used: ${told.why}. Mend it with:`);
+      say(command, told.mend);
     },
   };
 }

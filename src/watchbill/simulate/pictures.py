@@ -6,9 +6,9 @@ bar says what it is when the pointer rests on it.
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from html import escape
+from itertools import groupby
 
 from watchbill.catalog import WorkClass
-from watchbill.cli.terminal import plain
 from watchbill.simulate.engine import Power
 from watchbill.simulate.report import Report
 from watchbill.simulate.timeline import Span, Timeline
@@ -121,12 +121,22 @@ def _bar(span: Span, x: "_Scale", top: float) -> str:
     )
 
 
+def _thinned(points: Sequence[tuple[float, int]], x: "_Scale") -> Iterator[tuple[float, int]]:
+    """The highest and the last figure of each pixel: more cannot be seen, and a day has tens of thousands."""
+    for _, column in groupby(points, key=lambda point: int(x.at(point[0]))):
+        (at, first), *rest = column
+        highest = max((value for _, value in rest), default=first)
+        yield at, max(first, highest)
+        if rest and rest[-1][1] != max(first, highest):
+            yield rest[-1]
+
+
 def _chart(name: str, points: Sequence[tuple[float, int]], limit: int, x: "_Scale", top: float) -> list[str]:
     """A figure over time, as steps; with a line at its limit."""
     most = max([limit, *(value for _, value in points)], default=0) or 1
     y = _Scale(0, most * 1.1, top + _CHART - 12, top + 8)
     steps: list[tuple[float, float]] = [(x.at(0), y.at(0))]
-    for at, value in points:
+    for at, value in _thinned(points, x):
         steps += [(x.at(at), steps[-1][1]), (x.at(at), y.at(value))]
     steps.append((x.last, steps[-1][1]))
     parts = [_text(8, top + _CHART / 2, name, ""), _line(steps)]
@@ -217,7 +227,7 @@ def _shortened(name: str) -> str:
 
 def _safe(text: str) -> str:
     """A text as XML may hold it: no control characters, no halves of a character."""
-    told = plain(text).encode("utf-8", "replace").decode()
+    told = text.encode("utf-8", "replace").decode()
     return escape("".join(letter if letter.isprintable() else " " for letter in told))
 
 
