@@ -57,7 +57,7 @@ wheel: setup-dev ## build dist/watchbill-*.whl, for pipx, uv tool or pip
 docs: python ## write the list of modules in docs/structure.md anew
 	@"$(PYTHON)" tools/structure.py
 
-pictures: setup-dev ## take the screenshots in docs/ anew, of a real run in Chromium: some two minutes
+pictures: setup-dev ## take the screenshots in docs/ anew, of a real run in Chromium: five minutes
 	@$(BIN)/python tests/page/screenshots.py
 
 bench: setup-dev ## measure; prints pass or fail per target: make bench BENCH="gateway scheduler"

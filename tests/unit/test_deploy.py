@@ -29,6 +29,36 @@ def test_the_compose_file_names_files_that_are_there_and_a_config_that_is_right(
     assert "127.0.0.1:8470:8470" in service["ports"], "not open to the network by default"
 
 
+def test_the_profile_to_observe_is_off_and_starts_what_is_there() -> None:
+    """OPS: Prometheus and Grafana are optional, local only, and find the daemon, its key and the dashboard."""
+    document = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
+    beside = {name: each for name, each in document["services"].items() if name != "watchbill"}
+    assert set(beside) == {"prometheus", "grafana"}
+    for service in beside.values():
+        assert service["profiles"] == ["observe"] and all(
+            port.startswith("127.0.0.1:") for port in service["ports"]
+        )
+        assert re.fullmatch(r"[\w/]+:v?\d+\.\d+\.\d+", service["image"]), (
+            "a version, so that it is the same tomorrow"
+        )
+        for mount in service["volumes"]:
+            source = mount.split(":")[0]
+            assert (DEPLOY / source).is_file() if source.startswith("./") else source in document["volumes"]
+    scrape = yaml.safe_load((DEPLOY / "prometheus" / "compose.yml").read_text())["scrape_configs"][0]
+    host = scrape["static_configs"][0]["targets"][0].split(":")[0]
+    text = (DEPLOY / "watchbill.toml").read_text()
+    catalog = parse(text, base=DEPLOY, environment={"WATCHBILL_KEY": "a-key-of-a-person-1"})
+    assert host in document["services"] and host in catalog.server.hosts, "else the daemon refuses the scrape"
+    secret = scrape["authorization"]["credentials_file"].removeprefix("/run/secrets/")
+    assert secret in document["secrets"] and secret in beside["prometheus"]["secrets"]
+    source = yaml.safe_load((DEPLOY / "grafana" / "datasource.yaml").read_text())["datasources"][0]
+    assert source["url"].split("//")[1].split(":")[0] in beside
+    provider = yaml.safe_load((DEPLOY / "grafana" / "dashboards.yaml").read_text())["providers"][0]
+    assert any(
+        mount.split(":")[1].startswith(provider["options"]["path"]) for mount in beside["grafana"]["volumes"]
+    )
+
+
 def test_the_image_has_a_base_by_argument_and_runs_as_nobody_special() -> None:
     lines = (DEPLOY / "Dockerfile").read_text().splitlines()
     assert any(line.startswith("ARG BASE=debian:") for line in lines)
@@ -99,8 +129,12 @@ def test_every_rule_says_what_to_do_and_panels_do_not_overlap() -> None:
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
 @pytest.mark.parametrize(
     "words",
-    [("check", "config", "prometheus.yml"), ("test", "rules", "watchbill.rules.test.yaml")],
-    ids=["loads", "fires"],
+    [
+        ("check", "config", "prometheus.yml"),
+        ("check", "config", "--syntax-only", "compose.yml"),
+        ("test", "rules", "watchbill.rules.test.yaml"),
+    ],
+    ids=["loads", "loads in compose", "fires"],
 )
 def test_the_rules_load_and_fire_when_they_should(words: tuple[str, ...]) -> None:
     """Evaluated by Prometheus itself: what fires, what does not, and for which thing."""

@@ -7,7 +7,7 @@ import { live, touches } from "./live.js";
 
 const POLICIES = [["", "as configured"], ["rate", "rate"], ["turns", "turns"], ["fifo", "fifo"], ["exhaustive", "exhaustive"]];
 const FIGURES = [
-  ["wait_p50_ms", "wait, half of them", duration, -1], ["wait_p95_ms", "wait, 95 of 100", duration, -1],
+  ["wait_p50_ms", "wait, p50", duration, -1], ["wait_p95_ms", "wait, p95", duration, -1],
   ["answered", "answered", number, 1], ["refused", "refused", number, -1],
 ];
 
@@ -82,8 +82,8 @@ export function whatIfView() {
     picture = URL.createObjectURL(new Blob([told.svg], { type: "image/svg+xml" }));
     const drawn = el("img", { src: picture, alt: `Timelines of the simulated machines: ${told.runs.slice(1).map((each) => each.name).join("; ")}` });
     result.replaceChildren(
-      el("p", {}, from), ...classes(told.runs).map((name) => comparison(name, told.runs)),
-      el("p", { class: "why" }, "“Recorded” is what was. Compare the other two columns with each other: both are simulated, and how near “as it is” comes to “recorded” says how far to trust them."),
+      el("p", {}, from), comparison(told.runs),
+      el("p", { class: "why" }, "“Recorded” is what was. Compare the other two columns with each other: both are simulated, and how near “as it is” comes to “recorded” says how far to trust them. Requests come at their recorded times, so callers who would have asked again sooner or later do not."),
       el("div", { class: "whatif-picture", tabindex: "0", role: "group", "aria-label": "Timelines" }, drawn),
     );
   }
@@ -116,19 +116,26 @@ export function whatIfView() {
   };
 }
 
+const ORDER = ["interactive", "normal", "background", "leased"];
+
 function classes(runs) {
-  return [...new Set(runs.flatMap((run) => Object.keys(run.classes)))];
+  const found = [...new Set(runs.flatMap((run) => Object.keys(run.classes)))];
+  return found.sort((one, other) => ORDER.indexOf(one) - ORDER.indexOf(other));
 }
 
-/** One class of requests: a column for what was and for each simulated machine. */
-function comparison(name, runs) {
-  const head = el("tr", {}, el("th", { scope: "col" }, `${name} requests`), runs.map((run) => el("th", { scope: "col" }, run.name)));
-  const rows = FIGURES.map(([key, label, words, better]) => {
-    const values = runs.map((run) => run.classes[name]?.[key] ?? null);
-    return el("tr", {}, el("th", { scope: "row" }, label), values.map((value, at) => cell(value, words, at === 2 ? verdict(value, values[1], better) : null)));
-  });
-  rows.push(el("tr", {}, el("th", { scope: "row" }, "loads, all classes"), runs.map((run, at) => cell(run.loads, number, at === 2 ? verdict(run.loads, runs[1].loads, -1) : null))));
-  return el("div", { class: "scroll", tabindex: "0", role: "group", "aria-label": `Figures of ${name} requests` }, el("table", { class: "figures-table" }, el("thead", {}, head), el("tbody", {}, rows)));
+/** A column for what was and for each simulated machine. */
+function comparison(runs) {
+  const head = el("tr", {}, el("td"), runs.map((run) => el("th", { scope: "col" }, run.name)));
+  const groups = classes(runs).map((name) => el(
+    "tbody", {}, el("tr", {}, el("th", { scope: "rowgroup", colspan: runs.length + 1 }, `${name} requests`)),
+    FIGURES.map(([key, label, words, better]) => figures(label, runs.map((run) => run.classes[name]?.[key] ?? null), words, better)),
+  ));
+  const all = el("tbody", {}, el("tr", {}, el("th", { scope: "rowgroup", colspan: runs.length + 1 }, "models")), figures("loads", runs.map((run) => run.loads), number, -1));
+  return el("div", { class: "scroll", tabindex: "0", role: "group", "aria-label": "Figures" }, el("table", { class: "figures-table" }, el("thead", {}, head), groups, all));
+}
+
+function figures(label, values, words, better) {
+  return el("tr", {}, el("th", { scope: "row" }, label), values.map((value, at) => cell(value, words, at === 2 ? verdict(value, values[1], better) : null)));
 }
 
 function cell(value, words, kind) {
