@@ -54,10 +54,13 @@ check-clients: setup-dev ## clients of npm and large ones of Python against a ga
 wheel: setup-dev ## build dist/watchbill-*.whl, for pipx, uv tool or pip
 	@$(BIN)/python -m hatchling build -t wheel -d dist
 
-docs: python ## write the list of modules in docs/structure.md anew
+docs: setup ## write the list of modules in docs/structure.md anew, and the site of the documentation to dist/site
 	@"$(PYTHON)" tools/structure.py
+	@$(BIN)/python tools/docs_site.py
 
-pictures: setup-dev ## take the screenshots in docs/ anew, of a real run in Chromium: five minutes
+pictures: setup-dev ## make the pictures in docs/ anew: runs of the simulator, and of a real daemon in Chromium; five minutes
+	@$(BIN)/watchbill simulate bench/scenarios/flood.toml --compare --svg docs/pictures/flood.svg --quiet > /dev/null
+	@$(BIN)/watchbill simulate --frontier --svg docs/pictures/frontier.svg --quiet > /dev/null
 	@$(BIN)/python tests/page/screenshots.py
 
 bench: setup-dev ## measure; prints pass or fail per target: make bench BENCH="gateway scheduler"
