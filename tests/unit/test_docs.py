@@ -227,7 +227,8 @@ CONFIGS = [block for block in BLOCKS if block.language == "toml" and block.marke
 def test_a_config_of_the_documents_loads(block: Block, tmp_path: Path) -> None:
     from watchbill.config import parse
 
-    secrets = {name: f"{name:k<32}" for name in re.findall(r"env:(\w+)", block.text)}  # no two keys may be equal
+    # No two keys may be equal.
+    secrets = {name: f"{name:k<32}" for name in re.findall(r"env:(\w+)", block.text)}
     assert parse(block.text, base=tmp_path, environment=secrets).models
 
 
