@@ -77,13 +77,13 @@ def lines_of(text: bytes) -> list[object]:
 
 def translated(pieces: Iterable[bytes], reader: InfillReader | None = None) -> object:
     making = Translated(Telling("m", chat=reader is None, turns=None if reader is None else []), reader)
-    said = b"".join(map(making.feed, pieces))
+    said = b"".join(line for piece in pieces for line in making.feed(piece))
     return lines_of(said + making.end()), making.is_done
 
 
 def passed(pieces: Iterable[bytes]) -> object:
     making = Passed(Telling("m", chat=True))
-    said = b"".join(map(making.feed, pieces))
+    said = b"".join(line for piece in pieces for line in making.feed(piece))
     return lines_of(said + making.end()), making.is_done
 
 

@@ -83,7 +83,7 @@ def test_chunks_at_every_byte() -> None:
     text = sse(*chat_events("one tw\u00f6 three"))
     for cut in range(len(text) + 1):
         reader = ChunkReader()
-        chunks = reader.feed(text[:cut]) + reader.feed(text[cut:])
+        chunks = [*reader.feed(text[:cut]), *reader.feed(text[cut:])]
         assert "".join(chunk.text for chunk in chunks) == "one tw\u00f6 three"
         assert [chunk.finish_reason for chunk in chunks if chunk.finish_reason] == ["stop"]
         assert [chunk.usage for chunk in chunks if chunk.usage] == [
@@ -95,4 +95,4 @@ def test_chunks_at_every_byte() -> None:
 @pytest.mark.parametrize("payload", [b"[1]", b"nonsense", b'{"error": {"message": "it broke"}}', b"\xff"])
 def test_what_is_no_chunk_is_the_engines_failure(payload: bytes) -> None:
     with pytest.raises(EngineFailed):
-        ChunkReader().feed(b"data: " + payload + b"\n\n")
+        list(ChunkReader().feed(b"data: " + payload + b"\n\n"))

@@ -48,11 +48,11 @@ async def echo(asked: Asked, writer: asyncio.StreamWriter) -> None:
                 ],
             }
         )
-    if body.get("stream_options"):
-        used = {"prompt_tokens": 5, "completion_tokens": 3 * count, "total_tokens": 5 + 3 * count}
-        events.append(
-            {**base, "choices": [], "usage": used | {"prompt_tokens_details": {"cached_tokens": 1}}}
-        )
+        if body.get("stream_options"):  # llama.cpp tells the tokens of each choice at its end
+            used = {"prompt_tokens": 5, "completion_tokens": 3, "total_tokens": 8}
+            events.append(
+                {**base, "choices": [], "usage": used | {"prompt_tokens_details": {"cached_tokens": 1}}}
+            )
     content = sse(*events, "[DONE]")
     writer.write(b"HTTP/1.1 200 -\r\nContent-Type: text/event-stream\r\n")
     writer.write(b"Content-Length: %d\r\n\r\n" % len(content) + content)
@@ -87,6 +87,22 @@ async def test_more_choices_than_slots_take_several_runs(path: str) -> None:
         assert [each["index"] for each in answer["choices"]] == [0, 1, 2, 3, 4]
         assert answer["usage"]["prompt_tokens"] == 5 and answer["usage"]["completion_tokens"] == 15
         assert [asked.json["n"] for asked in opened.peer.asked] == [2, 2, 1]
+
+
+async def test_choices_that_are_made_at_once_are_counted_together() -> None:
+    """LANE-01: llama.cpp tells the tokens of each choice by themselves; whole, streamed, and with a call forced."""
+    body: dict[str, object] = {"model": "a", "messages": [{"role": "user", "content": "x"}], "n": 2}
+    async with open_gateway(echo, catalog=TWO_SLOTS) as opened:
+        usage = (await opened.ask("/v1/chat/completions", body)).json["usage"]
+        used = {"prompt_tokens": 5, "completion_tokens": 6, "total_tokens": 11}
+        assert usage == used | {"prompt_tokens_details": {"cached_tokens": 1}}
+        asked = {**body, "stream": True, "stream_options": {"include_usage": True}}
+        told = (await opened.ask("/v1/chat/completions", asked)).body
+        events = [json.loads(line[6:]) for line in told.splitlines() if line.startswith(b"data: {")]
+        assert [event["usage"] for event in events if event.get("usage")] == [usage]
+        assert events[-1]["choices"] == [] and told.endswith(b"data: [DONE]\n\n")
+        assert [asked.json["n"] for asked in opened.peer.asked] == [2, 2]
+        await opened.until_idle()
 
 
 async def test_their_stream_is_one_stream_to_a_real_client() -> None:

@@ -21,6 +21,7 @@ from watchbill.errors import EngineFailed
 from watchbill.gateway.answers import engine_error
 from watchbill.gateway.growing import Kept, growing_text, whole_texts
 from watchbill.gateway.limits import ASSEMBLY_HELD_BYTES, CHOICES_MAX, TOOL_CALLS_MAX
+from watchbill.gateway.usage import UsageSum
 from watchbill.gateway.wire import NO_STREAM, decode_fields
 from watchbill.limits import JSON_DIGITS_BYTES_MIN
 
@@ -69,13 +70,15 @@ class Assembly:
 
     __slots__ = (
         "_choices", "_finish_reason", "_has_choice", "_held", "_held_bytes", "_held_max", "_is_done", "_kept", "_last",
-        "_more", "_reader", "_top", "_words", "chat",
+        "_more", "_reader", "_sum", "_top", "_words", "chat",
     )  # fmt: skip
 
     is_over = False  # only the engine ends it
 
-    def __init__(self, *, chat: bool) -> None:
+    def __init__(self, *, chat: bool, sums: bool = False) -> None:
+        """`sums`: several choices are made, and their tokens may be told one by one."""
         self.chat = chat
+        self._sum = UsageSum() if sums else None
         self._reader: EventReader | None = None  # made, with `_kept`, for the first pieces that are read
         self._kept: Kept
         self._held: list[bytes] = []  # pieces that are not read yet
@@ -125,6 +128,8 @@ class Assembly:
         count = text.count(_BETWEEN)
         if not (self.chat and text.startswith(_FIRST) and text.endswith(_LAST)) or b"\r" in text:
             return None
+        if self._sum is not None:
+            return None
         if text.count(b"\n") != 2 * (count + 1):
             return None
         if len(text) >= JSON_DIGITS_BYTES_MIN and not is_decodable(text):
@@ -155,7 +160,7 @@ class Assembly:
         if not payloads:
             return
         joined = b",".join(payloads)
-        is_plain = self.chat and is_decodable(joined)  # else one by one: a single one may be at fault
+        is_plain = self.chat and self._sum is None and is_decodable(joined)  # else one by one: a single one may be at fault
         try:
             events = _decode_plain(b"[" + joined + b"]") if is_plain else []
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -215,6 +220,9 @@ class Assembly:
 
     def _take_fields(self, event: Fields) -> None:
         choices = event.pop("choices", None)
+        if self._sum is not None and "usage" in event:
+            self._sum.take(event["usage"], beside_choices=bool(choices))
+            event["usage"] = self._sum.total or None
         # "usage": null in every event but the last must not hide the last one's
         for name, value in event.items():
             if value is not None:

@@ -5,6 +5,7 @@ in the dialect's own shape, never in half an event. Owns no ticket and no engine
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 
 from watchbill.engines.sse import DONE, WholeEvents
 from watchbill.errors import TheirsError
@@ -53,6 +54,15 @@ class Out(ABC):
         """Sends bytes of the answer, after the headers."""
         if content:
             await (await self.open()).write(content)
+
+    async def send_each(self, pieces: Iterable[bytes]) -> None:
+        """Sends pieces of the answer together. Where making one of them fails, those before it are sent first."""
+        made: list[bytes] = []
+        try:
+            for piece in pieces:
+                made.append(piece)  # noqa: PERF402  those before a failure stay
+        finally:
+            await self.send(b"".join(made))
 
     async def end(self) -> Stream:
         """Ends the stream."""

@@ -3,11 +3,12 @@
 An engine's event or answer is bounded in bytes already. A large one is a long text, an image, or vectors, which are
 passed on undecoded. One with more values, or digits in a number, than a decoder reads quickly is refused, so that no
 answer holds up other requests. `ChunkReader` turns an OpenAI stream into chunks, which the other dialects translate;
-an error within the stream is raised as the engine's. `LineReader` promises the same lines however the bytes were split;
+an error within the stream is raised as the engine's, after the chunks before it. `LineReader` promises the same lines however the bytes were split;
 a line larger than its bound is an error, so that an engine which never ends one cannot fill the memory. The plain
 reader of events is `engines.sse`.
 """
 
+from collections.abc import Iterator
 from typing import cast
 
 import msgspec
@@ -60,9 +61,11 @@ class ChunkReader:
         self._reader = EventReader()
         self.is_done = False
 
-    def feed(self, piece: bytes) -> list[Chunk]:
-        """The chunks that `piece` completes. Raises EngineRefused on an error within, EngineFailed on garbage."""
-        return [self._read(payload) for payload in self._reader.feed(piece) if not self._is_end(payload)]
+    def feed(self, piece: bytes) -> Iterator[Chunk]:
+        """The chunks that `piece` completes, up to an error within (raises EngineRefused) or garbage (EngineFailed)."""
+        for payload in self._reader.feed(piece):
+            if not self._is_end(payload):
+                yield self._read(payload)
 
     def _is_end(self, payload: bytes) -> bool:
         if payload != DONE:
@@ -87,7 +90,7 @@ def read_chunk(fields: Fields) -> Chunk:
     logprobs = _object(choice.get("logprobs"))
     reason = choice.get("finish_reason")
     return Chunk(
-        text=_text(said.get("content")) or _text(choice.get("text")),
+        text=_text(said.get("content")) or _text(choice.get("text")) or _text(said.get("refusal")),
         reasoning=_text(said.get("reasoning_content")) or _text(said.get("reasoning")),
         tool_calls=_objects(said.get("tool_calls")),
         logprobs=_objects(logprobs.get("content")),

@@ -15,11 +15,12 @@ import msgspec
 from watchbill.catalog import Model
 from watchbill.core.model_state import ModelStatus
 from watchbill.errors import RequestError
+from watchbill.gateway.abilities import Allowed
 from watchbill.gateway.answers import json_response
 from watchbill.gateway.assemble import Assembly
 from watchbill.gateway.body import JsonSender
 from watchbill.gateway.dialects.completion_out import CompletionOut, fallen_back
-from watchbill.gateway.dialects.several import Run, SeveralOut, merged, runs_of
+from watchbill.gateway.dialects.several import Run, SeveralOut, choices_of, merged, runs_of
 from watchbill.gateway.fallback import Fallback
 from watchbill.gateway.http.messages import Answer, Response
 from watchbill.gateway.model_calls import Fields, ModelCalls, Whole
@@ -91,9 +92,10 @@ class OpenAiApi:
         allowed = await services.abilities.allow(submission, body)
         submission, body, forced = allowed
         if "n" in body or isinstance(body.get("prompt"), list):
-            runs = runs_of(body, self._places(submission))
-            if len(runs) > 1:
-                return await self._several(context, submission, runs, path, stream=stream is True)
+            places = self._places(submission)
+            runs = runs_of(body, places)
+            if len(runs) > 1 or (places is not None and choices_of(body) > 1):
+                return await self._several(context, allowed, runs, path, stream=stream is True)
         if stream:
             out = CompletionOut(context, chat=chat)
             return await self._calls.stream(context, submission, JsonSender(body, path), out, forced=forced)
@@ -111,15 +113,16 @@ class OpenAiApi:
         return model.concurrency if model is not None and is_ours else None
 
     async def _several(
-        self, context: RequestContext, submission: Submission, runs: list[Run], path: str, *, stream: bool
+        self, context: RequestContext, allowed: Allowed, runs: list[Run], path: str, *, stream: bool
     ) -> Answer:
-        """One answer of several runs, each in its own turn."""
-        chat = path == "/v1/chat/completions"
+        """One answer of several choices or runs, each run in its own turn."""
+        chat, submission, forced = path == "/v1/chat/completions", allowed.submission, allowed.forced
         if stream:
             out, answer = SeveralOut(context, chat=chat), None
             for place, run in enumerate(runs):
                 out.begin(run, is_last=place == len(runs) - 1)
-                answer = await self._calls.stream(context, submission, JsonSender(run.body, path), out)
+                send = JsonSender(run.body, path)
+                answer = await self._calls.stream(context, submission, send, out, forced=forced)
                 if out.has_failed:
                     break
             assert answer is not None
@@ -127,7 +130,8 @@ class OpenAiApi:
         answers: list[tuple[Run, Fields]] = []
         for run in runs:
             send = JsonSender(run.body, path, is_streamed=True)
-            told = await self._calls.collect(context, submission, send, _ASSEMBLIES[chat])
+            make = partial(Assembly, chat=chat, sums=True)
+            told = await self._calls.collect(context, submission, send, make, forced=forced)
             if isinstance(told, Fallback):
                 return json_response(fallen_back(told, context.id, chat=chat), context.lines())
             answers.append((run, told.fields()))

@@ -1,5 +1,7 @@
 """Several runs that make one answer: more prompts than one, or more choices than the engine makes at once.
 
+Several choices of one run of llama.cpp are put together here as well, because it tells their tokens one by one.
+
 An engine is asked once for each prompt, and as often as its slots demand for the choices; the runs follow each other,
 each in a turn of its own. Choices are numbered as if one run had made them, and tokens are added up: those of a prompt
 once, however many choices it has. Does no I/O but through the stream to its client.
@@ -15,9 +17,10 @@ from watchbill.gateway.http.messages import Stream
 from watchbill.gateway.limits import COMPLETION_RUNS_MAX
 from watchbill.gateway.request_context import RequestContext
 from watchbill.gateway.typed import count_of, is_count
+from watchbill.gateway.usage import UsageSum
 from watchbill.gateway.wire import NO_STREAM, decode_fields, event
 
-__all__ = ["Run", "SeveralOut", "merged", "runs_of"]
+__all__ = ["Run", "SeveralOut", "choices_of", "merged", "runs_of"]
 
 Fields = dict[str, object]
 
@@ -33,7 +36,7 @@ class Run(NamedTuple):
 def runs_of(body: Fields, places: int | None) -> list[Run]:
     """The runs of a request; one where the engine can do it at once. `places`: how many choices the engine makes at
     once; None: as many as it is asked for. Raises RequestError for more than are done for one request."""
-    prompts, count = _prompts(body.get("prompt")), _count(body)
+    prompts, count = _prompts(body.get("prompt")), choices_of(body)
     most = count if places is None else max(1, places)
     parts = [min(most, count - begin) for begin in range(0, count, most)]
     if len(prompts) * len(parts) == 1:
@@ -50,7 +53,8 @@ def runs_of(body: Fields, places: int | None) -> list[Run]:
     return runs
 
 
-def _count(body: Fields) -> int:
+def choices_of(body: Fields) -> int:
+    """How many choices are asked for."""
     count = body.get("n")
     return int(count) if isinstance(count, int | float) and count > 1 else 1
 
@@ -80,41 +84,20 @@ def _is_prompt(parts: list[object]) -> bool:
 def merged(answers: list[tuple[Run, Fields]]) -> Fields:
     """The answers of all runs as one."""
     choices: list[Fields] = []
-    usage: Fields = {}
+    usage = UsageSum()
     for run, answer in answers:
         choices += _numbered(answer, run)
-        usage = _added(usage, answer.get("usage"), run)
+        usage.begin(is_new=run.is_new)
+        usage.take(answer.get("usage"), beside_choices=False)
     whole = {**answers[0][1], "choices": choices}
-    whole.pop("timings", None)  # of one run
-    return {**whole, "usage": usage} if usage else whole
+    whole.pop("timings", None)  # of one choice
+    return {**whole, "usage": usage.total} if usage.total else whole
 
 
 def _numbered(answer: Fields, run: Run) -> list[Fields]:
     found = answer.get("choices")
     listed = cast("list[Fields]", found) if isinstance(found, list) else []
     return [{**choice, "index": run.first_index + count_of(choice.get("index"))} for choice in listed]
-
-
-def _added(usage: Fields, told: object, run: Run) -> Fields:
-    """Tokens of one more run. Those of a prompt count once."""
-    if not isinstance(told, dict):
-        return usage
-    fields = cast("Fields", told)
-    if not run.is_new:
-        fields = {name: value for name, value in fields.items() if not name.startswith("prompt_")}
-    summed = {**usage, **{name: _sum(usage.get(name), value) for name, value in fields.items()}}
-    if "total_tokens" in summed:
-        summed["total_tokens"] = count_of(summed.get("prompt_tokens")) + count_of(
-            summed.get("completion_tokens")
-        )
-    return summed
-
-
-def _sum(before: object, value: object) -> object:
-    if isinstance(value, dict):
-        inner = cast("Fields", before) if isinstance(before, dict) else {}
-        return {name: _sum(inner.get(name), each) for name, each in cast("Fields", value).items()}
-    return count_of(before) + count_of(value) if isinstance(value, int) else value
 
 
 class SeveralOut(CompletionOut):
@@ -126,17 +109,17 @@ class SeveralOut(CompletionOut):
         self._run: Run | None = None
         self._is_last = False
         self._head: Fields = {}  # what all events of the stream share
-        self._usage: Fields = {}
+        self._usage = UsageSum()
         self.has_failed = False
 
     def begin(self, run: Run, *, is_last: bool) -> None:
         """The next run comes."""
         self._run, self._is_last, self._reader = run, is_last, EventReader()
+        self._usage.begin(is_new=run.is_new)
 
     async def write(self, piece: bytes) -> None:
         """Takes a piece of this run's stream. Raises what the engine says went wrong."""
-        told = [self._event(payload) for payload in self._reader.feed(piece) if payload != DONE]
-        await self.send(b"".join(told))
+        await self.send_each(self._event(payload) for payload in self._reader.feed(piece) if payload != DONE)
 
     def _event(self, payload: bytes) -> bytes:
         fields, run = decode_fields(payload, NO_STREAM), self._run
@@ -146,15 +129,15 @@ class SeveralOut(CompletionOut):
         self._head = self._head or {
             name: fields[name] for name in ("id", "object", "created", "model") if name in fields
         }
-        usage = fields.pop("usage", None)
-        self._usage = _added(self._usage, usage, run)
         choices = _numbered(fields, run)
+        self._usage.take(fields.pop("usage", None), beside_choices=bool(choices))
         return event({**fields, **self._head, "choices": choices}) if choices else b""
 
     async def flush(self) -> None:
         """This run has ended; the last one ends the stream."""
         if self._is_last:
-            used = event({**self._head, "choices": [], "usage": self._usage}) if self._usage else b""
+            usage = self._usage.total
+            used = event({**self._head, "choices": [], "usage": usage}) if usage else b""
             await self.send(used + b"data: [DONE]\n\n")
 
     async def fail(self, error: TheirsError) -> None:

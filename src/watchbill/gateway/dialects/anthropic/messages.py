@@ -108,7 +108,7 @@ class MessagesOut(StreamOut):
         await self.send(PING)
 
     async def write(self, piece: bytes) -> None:
-        await self._send(self._making.feed(piece, self.context.model))
+        await self.send_each(map(_event, self._making.feed(piece, self.context.model)))
 
     async def flush(self) -> None:
         await self._send(self._making.end(self.context.model))
@@ -127,4 +127,8 @@ class MessagesOut(StreamOut):
         return self._making.is_over
 
     async def _send(self, events: list[Fields]) -> None:
-        await self.send(b"".join(event(each, str(each["type"])) for each in events))
+        await self.send(b"".join(map(_event, events)))
+
+
+def _event(fields: Fields) -> bytes:
+    return event(fields, str(fields["type"]))

@@ -8,7 +8,7 @@ Promises that the deltas of a block are its text however the bytes came, and tha
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from io import StringIO
 from typing import cast
 
@@ -78,12 +78,10 @@ class Making:
         """Whether a stop sequence ended the answer: what the engine still says is of no use."""
         return self._stops.found is not None
 
-    def feed(self, piece: bytes, model: str) -> list[Fields]:
+    def feed(self, piece: bytes, model: str) -> Iterator[Fields]:
         """Takes bytes of the engine's stream. Raises what the engine says went wrong."""
-        events: list[Fields] = []
         for chunk in self._reader.feed(piece):
-            events += self._take(chunk, model)
-        return events
+            yield from self._take(chunk, model)
 
     def take_whole(self, answer: Fields, model: str) -> list[Fields]:
         """Takes a whole chat, of an engine that does not stream."""
@@ -254,7 +252,7 @@ class Collecting:
         self._gather(self._making.take_whole(answer.fields(), self._model()))
         return self._finish(self._making.end(self._model()))
 
-    def _gather(self, events: list[Fields]) -> None:
+    def _gather(self, events: Iterable[Fields]) -> None:
         for told in events:
             match told["type"]:
                 case "message_start":

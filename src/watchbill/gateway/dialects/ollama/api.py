@@ -390,7 +390,7 @@ class LinesOut(Out):
     async def write(self, piece: bytes) -> None:
         if self._translation is None:
             self._translation = self._asking.translation()
-        await self.send(self._translation.feed(piece))
+        await self.send_each(self._translation.feed(piece))
 
     async def flush(self) -> None:
         if self._translation is not None:

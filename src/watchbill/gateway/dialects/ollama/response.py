@@ -7,7 +7,7 @@ The last line carries durations in nanoseconds: the engine's own where it tells 
 """
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Protocol, cast
@@ -116,7 +116,7 @@ class Reader(Protocol):
     @property
     def is_done(self) -> bool: ...
 
-    def feed(self, piece: bytes) -> list[Chunk]: ...
+    def feed(self, piece: bytes) -> Iterator[Chunk]: ...
 
 
 class Translation(Protocol):
@@ -125,7 +125,7 @@ class Translation(Protocol):
     @property
     def is_done(self) -> bool: ...
 
-    def feed(self, piece: bytes) -> bytes: ...
+    def feed(self, piece: bytes) -> Iterator[bytes]: ...
 
     def end(self) -> bytes: ...
 
@@ -148,9 +148,9 @@ class Translated:
         """Whether the engine said that its answer is over."""
         return self._reader.is_done
 
-    def feed(self, piece: bytes) -> bytes:
+    def feed(self, piece: bytes) -> Iterator[bytes]:
         """The lines that a piece completes. Raises what the engine says went wrong."""
-        return b"".join(self._line(chunk) for chunk in self._reader.feed(piece))
+        return map(self._line, self._reader.feed(piece))
 
     def end(self) -> bytes:
         """The tool calls and the last line."""
@@ -185,9 +185,9 @@ class Passed:
         self._reader = LineReader()
         self.is_done = False
 
-    def feed(self, piece: bytes) -> bytes:
+    def feed(self, piece: bytes) -> Iterator[bytes]:
         """The lines that a piece completes. Raises what the engine says went wrong."""
-        return b"".join(map(self._line, self._reader.feed(piece)))
+        return map(self._line, self._reader.feed(piece))
 
     def end(self) -> bytes:
         """Nothing is left: Ollama ends every line."""
@@ -260,9 +260,9 @@ class InfillReader:
         self._reader = EventReader()
         self.is_done = False
 
-    def feed(self, piece: bytes) -> list[Chunk]:
+    def feed(self, piece: bytes) -> Iterator[Chunk]:
         """The chunks that `piece` completes. Raises what the engine says went wrong."""
-        return [self._read(payload) for payload in self._reader.feed(piece) if payload != DONE]
+        return (self._read(payload) for payload in self._reader.feed(piece) if payload != DONE)
 
     def _read(self, payload: bytes) -> Chunk:
         fields = decode_fields(payload, NO_STREAM)

@@ -8,7 +8,7 @@ the background it is made by a task of its own (`background.Background`), by a l
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -458,17 +458,21 @@ class _ResponseOut(StreamOut):
     def has_ended(self, tail: bytes) -> bool:
         return self._making.is_done
 
-    async def _send(self, events: list[Fields]) -> None:
-        """Small events go together. Large ones, such as those that repeat a whole text, each have their own turn."""
+    async def _send(self, events: Iterable[Fields]) -> None:
+        """Small events go together. Large ones, such as those that repeat a whole text, each have their own turn.
+
+        Where making one of them fails, those before it are sent first."""
         pieces, size = list[bytes](), 0
-        for each in events:
-            pieces.append(event(each, str(each["type"])))
-            size += len(pieces[-1])
-            if size > JSON_AT_ONCE_BYTES_MAX:
-                await self.send(b"".join(pieces))
-                await asyncio.sleep(0)
-                pieces, size = [], 0
-        await self.send(b"".join(pieces))
+        try:
+            for each in events:
+                pieces.append(event(each, str(each["type"])))
+                size += len(pieces[-1])
+                if size > JSON_AT_ONCE_BYTES_MAX:
+                    await self.send(b"".join(pieces))
+                    await asyncio.sleep(0)
+                    pieces, size = [], 0
+        finally:
+            await self.send(b"".join(pieces))
 
     async def _send_last(self, events: list[Fields], final: Fields) -> None:
         """Keeps the response first: who has seen its end may go on from it."""

@@ -10,7 +10,7 @@ however the bytes came and wherever the answer was cut.
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from io import StringIO
 from typing import cast
 
@@ -87,12 +87,11 @@ class Making:
             return []
         return [*self._create(model, "queued"), self._event("response.queued", response=self.now("queued"))]
 
-    def feed(self, piece: bytes, model: str) -> list[Fields]:
+    def feed(self, piece: bytes, model: str) -> Iterator[Fields]:
         """Takes bytes of the engine's stream. Raises what the engine says went wrong."""
-        events = self._run(model)
+        yield from self._run(model)
         for chunk in self._reader.feed(piece):
-            events += self._take(chunk)
-        return events
+            yield from self._take(chunk)
 
     def take_whole(self, answer: Fields, model: str) -> list[Fields]:
         """Takes a whole chat, of an engine that does not stream."""
@@ -257,7 +256,8 @@ class Collecting:
 
     def feed(self, piece: bytes) -> None:
         """Takes bytes of the stream. Raises what the engine says went wrong."""
-        self._making.feed(piece, self._model())
+        for _ in self._making.feed(piece, self._model()):
+            pass
 
     def result(self) -> Fields:
         """The response. Raises EngineFailed when the stream ended before its end."""
