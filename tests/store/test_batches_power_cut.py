@@ -91,7 +91,7 @@ def finish(folder: Path, say: Say) -> None:
 
     async def work() -> None:
         batches = await opened(folder)
-        (batch,) = batches.listed("", Dialect.OPENAI)
+        (batch,) = batches.listed(("",), Dialect.OPENAI)
         say([batch.id, batch.completed])
         await eventually(lambda: batch.has_ended, 60)
         output = None if batch.output_file is None else batches.files.get("", batch.output_file)

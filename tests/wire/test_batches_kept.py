@@ -120,6 +120,41 @@ async def test_a_key_that_is_removed_gets_no_further_answer(tmp_path: Path) -> N
             assert len(await results(alice, batch.output_file_id)) == 8
 
 
+async def test_what_was_accepted_without_keys_is_done_once_there_are_some(tmp_path: Path) -> None:
+    """P1, LANE-06: the rest of its lines is answered; keys with admin rights find it, no other key does."""
+    answers = asyncio.Event()
+
+    async def patient(asked: Asked, writer: asyncio.StreamWriter) -> None:
+        await answers.wait()
+        await echo(asked, writer)
+
+    async with served(patient, root=tmp_path) as (opened, client):
+        made = await submit(client, jsonl([line(str(number)) for number in range(20)]))
+        async with claude(opened) as before:
+            message = await before.messages.batches.create(requests=[request("m")])
+        await eventually(lambda: len(opened.peer.asked) == 8)
+        keys = (ApiKey("bob", "bob-key"), ApiKey("root", "root-key", admin=True))
+        opened.gateway.reconfigure(Server(keys=keys))
+        answers.set()
+        await eventually(lambda: opened.batches.view()["open"] == 0)
+        async with openai.AsyncOpenAI(base_url=f"{opened.url}/v1", api_key="bob-key", max_retries=0) as bob:
+            with pytest.raises(openai.NotFoundError):
+                await bob.batches.retrieve(made.id)
+            assert [each async for each in bob.files.list()] == []
+        async with openai.AsyncOpenAI(base_url=f"{opened.url}/v1", api_key="root-key", max_retries=0) as root:
+            batch = (await root.batches.list()).data[0]
+            assert batch.id == made.id and batch.request_counts.completed == 20
+            assert len(await results(root, batch.output_file_id)) == 20
+            assert {each.id async for each in root.files.list()} == {
+                batch.input_file_id,
+                batch.output_file_id,
+            }
+            assert (await root.files.delete(str(batch.output_file_id))).deleted
+        async with claude(opened, "root-key") as admin:
+            told = [each.result.type async for each in await admin.messages.batches.results(message.id)]
+            assert told == ["succeeded"]
+
+
 # ------------------------------------------------------------------ what is kept, and how long
 
 

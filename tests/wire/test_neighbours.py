@@ -4,6 +4,7 @@ import asyncio
 import json
 from pathlib import Path
 
+import httpx
 import openai
 import pytest
 
@@ -99,6 +100,9 @@ async def test_llama_swap_says_what_runs_and_unloads_it() -> None:
     async with open_gateway(HELLO) as opened:
         await opened.ask("/v1/chat/completions", CHAT)
         assert (await opened.ask("/running")).json == {"running": [{"model": "a", "state": "ready"}]}
+        async with httpx.AsyncClient(base_url=opened.url) as client:
+            assert (await client.head("/unload")).status_code == 405  # HEAD changes nothing anywhere
+        assert opened.driver.model_status("a") == "ready"
         assert (await opened.ask("/unload")).body == b"OK"
         await eventually(lambda: opened.driver.model_status("a") == "absent")
         assert (await opened.ask("/running")).json == {"running": []}

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.open_gateway import CATALOG, open_gateway
-from support.peer import Asked, sse
+from support.peer import Asked, sse, stream_of
 from watchbill.catalog import EngineRules, Model
 from watchbill.errors import RequestError
 from watchbill.gateway.dialects.several import runs_of
@@ -121,6 +121,31 @@ async def test_their_stream_is_one_stream_to_a_real_client() -> None:
         assert len({chunk.id for chunk in chunks}) == 1
         assert [chunk.usage.total_tokens for chunk in chunks if chunk.usage] == [28]
         await opened.until_idle()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_log_probabilities_of_a_completion_have_its_shape(stream: bool) -> None:
+    """LANE-01: llama.cpp tells them as those of a chat; clients of the older API look for lists."""
+    words = [("One", -0.5), (" two", -1.5)]
+    events: list[object] = [
+        {"choices": [{"index": 0, "text": word, "finish_reason": None, "logprobs": {"content": [
+            {"token": word, "logprob": value, "top_logprobs": [{"token": "x", "logprob": -2}]}]}}]}
+        for word, value in words
+    ]  # fmt: skip
+    ended = {"choices": [{"index": 0, "text": "", "finish_reason": "stop", "logprobs": None}]}
+    async with (
+        open_gateway(stream_of(sse(*events, ended, "[DONE]")), catalog=TWO_SLOTS) as opened,
+        openai.AsyncOpenAI(base_url=f"{opened.url}/v1", api_key="x") as client,
+    ):
+        if stream:
+            asked = await client.completions.create(model="a", prompt="x", logprobs=1, stream=True)
+            found = [each.choices[0].logprobs async for each in asked if each.choices[0].logprobs]
+        else:
+            found = [(await client.completions.create(model="a", prompt="x", logprobs=1)).choices[0].logprobs]
+        assert [token for each in found for token in each.tokens or []] == ["One", " two"]
+        assert [value for each in found for value in each.token_logprobs or []] == [-0.5, -1.5]
+        assert [at for each in found for at in each.text_offset or []] == [0, 3]
+        assert [best for each in found for best in each.top_logprobs or []] == [{"x": -2}, {"x": -2}]
 
 
 async def test_a_run_that_fails_ends_the_answer() -> None:

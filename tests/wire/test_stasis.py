@@ -147,6 +147,23 @@ async def test_a_response_whose_key_is_gone_is_not_made(tmp_path: Path) -> None:
     assert waiting(tmp_path) == 0
 
 
+async def test_a_response_of_a_time_without_keys_is_made_once_there_are_some(tmp_path: Path) -> None:
+    """RES-12, P1: it was accepted; a key with admin rights finds it and goes on from it, another key does not."""
+    async with daemon(tmp_path) as (opened, client):
+        opened.engine.gate.clear()
+        made = await client.responses.create(model="a", input="hi", background=True)
+    keys = (ApiKey("ann", "ann", admin=True), ApiKey("bob", "bob"))
+    async with daemon(tmp_path, server=Server(keys=keys), key="ann") as (opened, client):
+        assert (await until(client, made.id, "completed")).output_text == "hello there"
+        again = await client.responses.create(model="a", input="and?", previous_response_id=made.id)
+        assert again.status == "completed"
+        with pytest.raises(openai.NotFoundError):
+            await client.with_options(api_key="bob").responses.retrieve(made.id)
+        await client.responses.delete(made.id)
+        with pytest.raises(openai.NotFoundError):
+            await client.responses.retrieve(made.id)
+
+
 async def test_a_response_can_be_cancelled_before_the_next_daemon_makes_it(tmp_path: Path) -> None:
     """RES-12: it is known at once, as queued, and ends like any other."""
     async with daemon(tmp_path) as (opened, client):

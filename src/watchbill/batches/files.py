@@ -109,14 +109,17 @@ class FileStore:
             )
         return file
 
-    def listed(self, owner: str) -> list[StoredFile]:
-        """The files of this owner, the oldest first; hidden ones are not among them."""
+    def find(self, owners: tuple[str, ...], id: str) -> StoredFile:
+        """A file of one of these owners. Raises NotFound."""
+        owner = next((each for each in owners if id in self._shelf(each).files), owners[0])
+        return self.get(owner, id)
+
+    def listed(self, *owners: str) -> list[StoredFile]:
+        """The files of these owners, the oldest first; hidden ones are not among them."""
         now = self._clock()
-        return [
-            file
-            for file in self._shelf(owner).files.values()
-            if file.purpose != HIDDEN and file.expires_s > now
-        ]
+        every = (file for owner in owners for file in self._shelf(owner).files.values())
+        found = [file for file in every if file.purpose != HIDDEN and file.expires_s > now]
+        return found if len(owners) == 1 else sorted(found, key=lambda file: file.created_s)
 
     def path(self, file: StoredFile) -> Path:
         """Where the content is."""

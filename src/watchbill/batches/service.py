@@ -174,19 +174,19 @@ class Batches:
         """By the wall clock."""
         return int(self._clock() * 1000)
 
-    def find(self, owner: str, dialect: Dialect, id: str) -> Batch:
-        """A batch of this owner. Raises NotFound."""
+    def find(self, owners: tuple[str, ...], dialect: Dialect, id: str) -> Batch:
+        """A batch of one of these owners. Raises NotFound."""
         work, batch = self._open.get(id), self._ended.get(id)
         batch = batch if work is None else work.batch
-        if batch is None or batch.created.owner != owner or batch.created.dialect is not dialect:
+        if batch is None or batch.created.owner not in owners or batch.created.dialect is not dialect:
             raise NotFound(f"no batch {quoted(id)} is kept here for this key")
         return batch
 
-    def listed(self, owner: str, dialect: Dialect) -> list[Batch]:
-        """The batches of this owner, the newest first."""
+    def listed(self, owners: tuple[str, ...], dialect: Dialect) -> list[Batch]:
+        """The batches of these owners, the newest first."""
         all_of_them = [*self._ended.values(), *(work.batch for work in self._open.values())]
         mine = [
-            each for each in all_of_them if each.created.owner == owner and each.created.dialect is dialect
+            each for each in all_of_them if each.created.owner in owners and each.created.dialect is dialect
         ]
         return sorted(mine, key=lambda each: (each.created.at, each.id), reverse=True)
 

@@ -15,6 +15,7 @@ from watchbill.errors import RequestError
 from watchbill.gateway.dialects.ollama.request import as_options
 from watchbill.gateway.forced_calls import ForcedCall, is_forced, with_calls_in_words
 from watchbill.gateway.modelfiles import Facts, ModelFiles
+from watchbill.gateway.shapes import LLAMACPP_IGNORES, refuse_ignored
 from watchbill.gateway.typed import is_word
 from watchbill.gguf import Header
 from watchbill.runtime.driver import Driver
@@ -120,6 +121,8 @@ class Abilities:
             return Allowed(submission, chat)  # the scheduler says so
         able = self._at_hand(model) or await self.of(model)
         submission = _checked(model, able, submission, "completion", chat.get("messages"))
+        if able.is_llamacpp and not LLAMACPP_IGNORES.isdisjoint(chat):
+            refuse_ignored(chat, model.name)
         if able.audio is False and has_audio(chat.get("messages")):
             raise RequestError(f"{model.name} does not accept audio, and the request contains some")
         if able.tools is not False:

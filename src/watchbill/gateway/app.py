@@ -156,7 +156,7 @@ class Gateway(Services):
         heads = [
             ("HEAD", path, access, handler)
             for method, path, access, handler in asked
-            if method == "GET" and path not in (EVENTS, LIVE)
+            if method == "GET" and path not in (EVENTS, LIVE, "/unload")  # whose GET does something
         ]
         return asked + heads
 

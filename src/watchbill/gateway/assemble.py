@@ -160,7 +160,9 @@ class Assembly:
         if not payloads:
             return
         joined = b",".join(payloads)
-        is_plain = self.chat and self._sum is None and is_decodable(joined)  # else one by one: a single one may be at fault
+        is_plain = (
+            self.chat and self._sum is None and is_decodable(joined)
+        )  # else one by one: a single one may be at fault
         try:
             events = _decode_plain(b"[" + joined + b"]") if is_plain else []
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

@@ -27,6 +27,9 @@ _SAY = (
     '{"name": the function\'s name, "arguments": an object with its arguments}.\n\nFunctions:\n'
 )
 
+#: A function without parameters takes none, as OpenAI has it; a grammar of any object would let the model wander.
+_NO_ARGUMENTS: Fields = {"type": "object", "properties": {}, "additionalProperties": False}
+
 
 def is_forced(chat: Fields) -> bool:
     """Whether a chat demands a call: any, or that of one tool."""
@@ -161,7 +164,7 @@ def _schema(functions: list[Fields]) -> Fields:
     calls: list[Fields] = []
     for function in functions:
         given = function.get("parameters")
-        arguments = dict(cast("Fields", given)) if isinstance(given, dict) and given else {"type": "object"}
+        arguments = dict(cast("Fields", given)) if isinstance(given, dict) and given else dict(_NO_ARGUMENTS)
         for place in ("$defs", "definitions"):
             found = arguments.pop(place, None)
             if isinstance(found, dict):

@@ -62,6 +62,11 @@ class RequestContext:
         """Whose it is: a key's name, nothing where there are no keys."""
         return "" if self.key is None else self.key.name
 
+    @property
+    def owners(self) -> tuple[str, ...]:
+        """Whose things it finds: its own, and with admin rights also those of the time before there were keys."""
+        return (self.owner, "") if self.key is not None and self.key.admin else (self.owner,)
+
     def detached(self) -> "RequestContext":
         """A context for work that goes on after this request was answered: what is held and counted goes over to it."""
         work = RequestContext(self.request, self.began)

@@ -60,7 +60,7 @@ class Out(ABC):
         made: list[bytes] = []
         try:
             for piece in pieces:
-                made.append(piece)  # noqa: PERF402  those before a failure stay
+                made.append(piece)
         finally:
             await self.send(b"".join(made))
 

@@ -23,11 +23,11 @@ def unsent(url: str, body: bytes, headers: Mapping[str, str]) -> RequestContext:
 
 
 def key_of(services: "Services", owner: str, what: str) -> ApiKey | None:
-    """The key that work belongs to. Raises AuthenticationFailed when it is not valid any more."""
-    keys = services.server.keys
-    if not keys and not owner:
+    """The key that work belongs to; None for work of a time without keys, which was accepted from everybody. Raises
+    AuthenticationFailed when the key is not valid any more."""
+    if not owner:
         return None
-    for key in keys:
+    for key in services.server.keys:
         if key.name == owner:
             return key
     raise AuthenticationFailed(f"the key that this {what} belongs to is not in the config any more")

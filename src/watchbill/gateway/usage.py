@@ -61,5 +61,8 @@ def _added(usage: Fields, told: Fields, *, is_new: bool) -> Fields:
 def _sum(before: object, value: object) -> object:
     if isinstance(value, dict):
         inner = cast("Fields", before) if isinstance(before, dict) else {}
-        return {**inner, **{name: _sum(inner.get(name), each) for name, each in cast("Fields", value).items()}}
+        return {
+            **inner,
+            **{name: _sum(inner.get(name), each) for name, each in cast("Fields", value).items()},
+        }
     return count_of(before) + count_of(value) if isinstance(value, int) else value

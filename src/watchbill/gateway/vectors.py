@@ -6,6 +6,9 @@ An answer to many texts has millions of numbers, and a decoder that only passes 
 
 import math
 import re
+import sys
+from array import array
+from base64 import b64encode
 
 import msgspec
 
@@ -15,7 +18,15 @@ from watchbill.gateway.limits import VECTOR_BYTES_MAX, VECTORS_OUTLINE_BYTES_MAX
 from watchbill.limits import JSON_VALUES_MAX
 from watchbill.steps import Steps, join
 
-__all__ = ["Vectors", "cut_vectors", "read_vectors", "write_vectors"]
+__all__ = [
+    "Vectors",
+    "as_base64",
+    "count_dimensions",
+    "cut_vectors",
+    "read_vectors",
+    "write_rows",
+    "write_vectors",
+]
 
 #: A list of numbers and nothing else.
 _NUMBERS = re.compile(rb"\[[-+.0-9eE,\s]{1,%d}+\]" % VECTOR_BYTES_MAX)
@@ -58,14 +69,37 @@ def cut_vectors(vectors: list[bytes], dimensions: int) -> Steps[list[bytes]]:
     """The first dimensions of each vector, of length one again, in steps. Raises EngineFailed."""
     cut: list[bytes] = []
     for vector in vectors:
-        try:
-            numbers = _decode_numbers(vector)[:dimensions]
-        except msgspec.DecodeError as error:
-            raise EngineFailed(f"the engine's embedding is no list of numbers: {error}") from None
+        numbers = _numbers(vector)[:dimensions]
         length = math.sqrt(math.fsum(number * number for number in numbers)) or 1.0
         cut.append(_encode([number / length for number in numbers]))
         yield
     return cut
+
+
+def as_base64(vectors: list[bytes]) -> Steps[list[bytes]]:
+    """Each vector as OpenAI's clients ask for it: a text of 32-bit numbers, as JSON. In steps; raises EngineFailed."""
+    texts: list[bytes] = []
+    for vector in vectors:
+        numbers = array("f", _numbers(vector))
+        if sys.byteorder == "big":
+            numbers.byteswap()
+        texts.append(b'"%b"' % b64encode(numbers.tobytes()))
+        yield
+    return texts
+
+
+def count_dimensions(vector: bytes) -> int:
+    """How many numbers a vector has."""
+    return 0 if vector == b"[]" else vector.count(b",") + 1
+
+
+async def write_rows(fields: dict[str, object], embeddings: list[bytes]) -> bytes:
+    """These fields as JSON, and the embeddings as OpenAI's `data`."""
+    pieces = [_encode(fields)[:-1], b',"data":[']
+    for index, embedding in enumerate(embeddings):
+        pieces += (b'{"object":"embedding","index":%d,"embedding":' % index, embedding, b"}", b",")
+    pieces[-1] = b"]}" if embeddings else b',"data":[]}'
+    return await join(pieces, sum(map(len, pieces)))
 
 
 async def write_vectors(fields: dict[str, object], vectors: list[bytes]) -> bytes:
@@ -75,6 +109,13 @@ async def write_vectors(fields: dict[str, object], vectors: list[bytes]) -> byte
         pieces += (vector, b",")
     pieces[-1] = b"]}" if vectors else b',"embeddings":[]}'
     return await join(pieces, sum(map(len, pieces)))
+
+
+def _numbers(vector: bytes) -> list[float]:
+    try:
+        return _decode_numbers(vector)
+    except msgspec.DecodeError as error:
+        raise EngineFailed(f"the engine's embedding is no list of numbers: {error}") from None
 
 
 def _vector(told: bytes, vectors: list[bytes]) -> bytes:

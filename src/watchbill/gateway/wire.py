@@ -3,9 +3,9 @@
 An engine's event or answer is bounded in bytes already. A large one is a long text, an image, or vectors, which are
 passed on undecoded. One with more values, or digits in a number, than a decoder reads quickly is refused, so that no
 answer holds up other requests. `ChunkReader` turns an OpenAI stream into chunks, which the other dialects translate;
-an error within the stream is raised as the engine's, after the chunks before it. `LineReader` promises the same lines however the bytes were split;
-a line larger than its bound is an error, so that an engine which never ends one cannot fill the memory. The plain
-reader of events is `engines.sse`.
+an error within the stream is raised as the engine's, after the chunks before it. `LineReader` promises the same lines
+however the bytes were split; a line larger than its bound is an error, so that an engine which never ends one cannot
+fill the memory. The plain reader of events is `engines.sse`.
 """
 
 from collections.abc import Iterator

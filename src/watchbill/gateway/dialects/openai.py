@@ -8,7 +8,7 @@ it, numbers are checked, everything else goes through.
 from collections.abc import Awaitable
 from datetime import UTC, datetime
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import msgspec
 
@@ -26,6 +26,8 @@ from watchbill.gateway.http.messages import Answer, Response
 from watchbill.gateway.model_calls import Fields, ModelCalls, Whole
 from watchbill.gateway.options import check_ranges
 from watchbill.gateway.request_context import RequestContext
+from watchbill.gateway.shapes import check_shapes
+from watchbill.gateway.vectors import as_base64, count_dimensions, cut_vectors, write_rows
 from watchbill.runtime.ticket import Submission
 
 if TYPE_CHECKING:
@@ -68,7 +70,7 @@ class OpenAiApi:
         return self._generate(context, "/v1/completions", chat=False)
 
     async def embeddings(self, context: RequestContext) -> Answer:
-        """POST /v1/embeddings: a short answer, passed on whole."""
+        """POST /v1/embeddings: a short answer, passed on whole unless fewer dimensions are asked for."""
         services = self._services
         body = await services.bodies.read_object(context)
         check_ranges(body)
@@ -76,8 +78,33 @@ class OpenAiApi:
             raise RequestError("stream must be true or false")
         submission = services.caller_options.submission(context, body, services.driver.catalog)
         submission = await services.abilities.check(submission, "embedding")
+        if body.get("dimensions") is not None:
+            return await self._shorter(context, submission, body)
         whole = await self._calls.fetch(context, submission, JsonSender(body, "/v1/embeddings"))
         return self._pass_on(context, whole)
+
+    async def _shorter(self, context: RequestContext, submission: Submission, body: Fields) -> Answer:
+        """Embeddings of so many dimensions. Most engines ignore the wish, so vectors that are longer are cut here."""
+        wanted, form = int(cast("float", body["dimensions"])), body.get("encoding_format") or "float"
+        if form not in ("float", "base64"):
+            raise RequestError("encoding_format must be float or base64")
+        shares, sender = (
+            self._services.shares,
+            JsonSender({**body, "encoding_format": "float"}, "/v1/embeddings"),
+        )
+        found = await shares.do((await self._calls.fetch(context, submission, sender)).vectors())
+        lengths = {count_dimensions(vector) for vector in found.embeddings}
+        if lengths and min(lengths) < wanted:
+            raise RequestError(f"{context.model} makes {min(lengths)} dimensions; ask for no more than that")
+        told = found.embeddings
+        if lengths and max(lengths) > wanted:
+            told = await shares.do(cut_vectors(told, wanted))
+        if form == "base64":
+            told = await shares.do(as_base64(told))
+        top: Fields = {"object": "list", "model": context.model, "usage": found.usage}
+        content = await write_rows(top, told)
+        self._services.bodies.note_freed(len(content))  # the vectors by themselves
+        return Response(content, {"Content-Type": "application/json"}, lines=context.lines())
 
     async def _generate(self, context: RequestContext, path: str, *, chat: bool) -> Answer:
         services = self._services
@@ -88,13 +115,14 @@ class OpenAiApi:
             raise RequestError("stream must be true or false")
         if None in body.values():  # an engine may refuse what other servers take for left out
             body = {name: value for name, value in body.items() if value is not None}
+        body = check_shapes(body)
         submission = services.caller_options.submission(context, body, services.driver.catalog)
         allowed = await services.abilities.allow(submission, body)
         submission, body, forced = allowed
-        if "n" in body or isinstance(body.get("prompt"), list):
+        if "n" in body or isinstance(body.get("prompt"), list) or (not chat and body.get("logprobs")):
             places = self._places(submission)
             runs = runs_of(body, places)
-            if len(runs) > 1 or (places is not None and choices_of(body) > 1):
+            if len(runs) > 1 or (places is not None and (choices_of(body) > 1 or not chat)):
                 return await self._several(context, allowed, runs, path, stream=stream is True)
         if stream:
             out = CompletionOut(context, chat=chat)

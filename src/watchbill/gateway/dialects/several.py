@@ -1,6 +1,7 @@
 """Several runs that make one answer: more prompts than one, or more choices than the engine makes at once.
 
-Several choices of one run of llama.cpp are put together here as well, because it tells their tokens one by one.
+Several choices of one run of llama.cpp are put together here as well, because it tells their tokens one by one, and so
+are plain completions with log probabilities, which it tells as those of a chat.
 
 An engine is asked once for each prompt, and as often as its slots demand for the choices; the runs follow each other,
 each in a turn of its own. Choices are numbered as if one run had made them, and tokens are added up: those of a prompt
@@ -13,6 +14,7 @@ from watchbill.engines.sse import DONE, EventReader
 from watchbill.errors import RequestError, TheirsError
 from watchbill.gateway.answers import engine_error
 from watchbill.gateway.dialects.completion_out import CompletionOut
+from watchbill.gateway.dialects.text_logprobs import with_lists
 from watchbill.gateway.http.messages import Stream
 from watchbill.gateway.limits import COMPLETION_RUNS_MAX
 from watchbill.gateway.request_context import RequestContext
@@ -86,7 +88,7 @@ def merged(answers: list[tuple[Run, Fields]]) -> Fields:
     choices: list[Fields] = []
     usage = UsageSum()
     for run, answer in answers:
-        choices += _numbered(answer, run)
+        choices += _numbered(answer, run, {})
         usage.begin(is_new=run.is_new)
         usage.take(answer.get("usage"), beside_choices=False)
     whole = {**answers[0][1], "choices": choices}
@@ -94,10 +96,16 @@ def merged(answers: list[tuple[Run, Fields]]) -> Fields:
     return {**whole, "usage": usage.total} if usage.total else whole
 
 
-def _numbered(answer: Fields, run: Run) -> list[Fields]:
+def _numbered(answer: Fields, run: Run, offsets: dict[int, int]) -> list[Fields]:
+    """Choices under their number in the whole answer; `offsets` is how much each has said."""
     found = answer.get("choices")
     listed = cast("list[Fields]", found) if isinstance(found, list) else []
-    return [{**choice, "index": run.first_index + count_of(choice.get("index"))} for choice in listed]
+    numbered: list[Fields] = []
+    for choice in listed:
+        index = run.first_index + count_of(choice.get("index"))
+        told, offsets[index] = with_lists({**choice, "index": index}, offsets.get(index, 0))
+        numbered.append(told)
+    return numbered
 
 
 class SeveralOut(CompletionOut):
@@ -110,6 +118,7 @@ class SeveralOut(CompletionOut):
         self._is_last = False
         self._head: Fields = {}  # what all events of the stream share
         self._usage = UsageSum()
+        self._offsets: dict[int, int] = {}
         self.has_failed = False
 
     def begin(self, run: Run, *, is_last: bool) -> None:
@@ -129,7 +138,7 @@ class SeveralOut(CompletionOut):
         self._head = self._head or {
             name: fields[name] for name in ("id", "object", "created", "model") if name in fields
         }
-        choices = _numbered(fields, run)
+        choices = _numbered(fields, run, self._offsets)
         self._usage.take(fields.pop("usage", None), beside_choices=bool(choices))
         return event({**fields, **self._head, "choices": choices}) if choices else b""
 

@@ -88,7 +88,7 @@ class MessageBatchesApi:
     async def listed(self, context: RequestContext) -> Response:
         """GET /v1/messages/batches: the newest first."""
         batches, query = require_batches(self._batches), context.request.query
-        mine = batches.listed(context.owner, Dialect.ANTHROPIC)
+        mine = batches.listed(context.owners, Dialect.ANTHROPIC)
         limit = read_limit(query, _PAGE, _PAGE_MAX)
         if before := query.get("before_id"):
             rest, has_more = page_of(mine[::-1], lambda batch: batch.id, before, limit)
@@ -123,11 +123,11 @@ class MessageBatchesApi:
         kind = "application/x-jsonl"
         if batch.output_file is None:
             return Response(b"", {"Content-Type": kind}, lines=lines(context))
-        return await send_file(context, batches, batches.files.get(context.owner, batch.output_file), kind)
+        return await send_file(context, batches, batches.files.find(context.owners, batch.output_file), kind)
 
     def _find(self, context: RequestContext) -> Batch:
         id = context.request.match["id"]
-        return require_batches(self._batches).find(context.owner, Dialect.ANTHROPIC, id)
+        return require_batches(self._batches).find(context.owners, Dialect.ANTHROPIC, id)
 
     def _told(self, context: RequestContext, batch: Batch) -> Response:
         return json_response(describe(batch), lines(context))

@@ -53,7 +53,7 @@ class FilesApi:
 
     async def listed(self, context: RequestContext) -> Response:
         """GET /v1/files: the newest first."""
-        files, query = require_batches(self._batches).files.listed(context.owner), context.request.query
+        files, query = require_batches(self._batches).files.listed(*context.owners), context.request.query
         if purpose := query.get("purpose"):
             files = [file for file in files if file.purpose == purpose]
         if _order(query.get("order")):
@@ -76,11 +76,11 @@ class FilesApi:
     async def delete(self, context: RequestContext) -> Response:
         """DELETE /v1/files/{id}."""
         file = self._find(context)
-        await require_batches(self._batches).files.delete(context.owner, file.id)
+        await require_batches(self._batches).files.delete(file.owner, file.id)
         return json_response({"id": file.id, "object": "file", "deleted": True}, context.lines())
 
     def _find(self, context: RequestContext) -> StoredFile:
-        return require_batches(self._batches).files.get(context.owner, context.request.match["id"])
+        return require_batches(self._batches).files.find(context.owners, context.request.match["id"])
 
 
 def require_batches(batches: Batches | None) -> Batches:

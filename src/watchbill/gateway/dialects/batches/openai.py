@@ -79,7 +79,7 @@ class BatchesApi:
     async def listed(self, context: RequestContext) -> Response:
         """GET /v1/batches: the newest first."""
         batches, query = require_batches(self._batches), context.request.query
-        mine = batches.listed(context.owner, Dialect.OPENAI)
+        mine = batches.listed(context.owners, Dialect.OPENAI)
         limit = read_limit(query, _PAGE, LIST_ITEMS_MAX)
         page, has_more = page_of(mine, lambda batch: batch.id, query.get("after"), limit)
         ends = {"first_id": page[0].id if page else None, "last_id": page[-1].id if page else None}
@@ -98,7 +98,7 @@ class BatchesApi:
 
     def _find(self, context: RequestContext) -> Batch:
         id = context.request.match["id"]
-        return require_batches(self._batches).find(context.owner, Dialect.OPENAI, id)
+        return require_batches(self._batches).find(context.owners, Dialect.OPENAI, id)
 
     def _window(self, asked: object, most_ms: int) -> tuple[str, int]:
         try:

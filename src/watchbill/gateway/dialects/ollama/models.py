@@ -95,8 +95,13 @@ def shown(
 
 
 def _parameters_of(model: Model, facts: Facts, entry: Entry | None) -> list[tuple[str, str]]:
-    lines = [("num_ctx", str(facts.context(model)))]
-    for key, value in (entry.parameters if entry is not None else {}).items():
+    return [("num_ctx", str(facts.context(model))), *(_set_by(entry) if entry is not None else [])]
+
+
+def _set_by(entry: Entry) -> list[tuple[str, str]]:
+    """The parameters that a name brings, in the words of a Modelfile: one line for each stop."""
+    lines: list[tuple[str, str]] = []
+    for key, value in entry.parameters.items():
         for each in cast("list[object]", value) if isinstance(value, list) else [value]:
             lines.append((key, f'"{each}"' if isinstance(each, str) else str(each)))
     return lines
@@ -107,7 +112,7 @@ def _modelfile(name: str, model: Model, entry: Entry | None) -> str:
     lines = ["# Modelfile of Watchbill", f"# FROM {tagged(name)}", "", f"FROM {model.name}"]
     if entry is not None:
         lines += [f'SYSTEM """{entry.system}"""'] if entry.system else []
-        lines += [f"PARAMETER {key} {value}" for key, value in entry.parameters.items()]
+        lines += [f"PARAMETER {key} {value}" for key, value in _set_by(entry)]
     return "\n".join([*lines, ""])
 
 

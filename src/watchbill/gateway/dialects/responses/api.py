@@ -158,7 +158,7 @@ class ResponsesApi:
         read = partial(request.read, body, counting=counting, token=token)
         asked = await services.shares.aside(read, context.held)
         submission = services.caller_options.submission(context, body, services.driver.catalog)
-        items, before = await self._conversation(context.owner, asked)
+        items, before = await self._conversation(context.owners, asked)
         size = context.held + before
         chat = await services.shares.aside(partial(request.as_chat, asked, body, items), size)
         check_ranges(chat)
@@ -260,7 +260,7 @@ class ResponsesApi:
         try:
             work.key = key_of(services, parked.owner, "response")
             asked = request.read(parked.body, token=token)
-            record = await self._record(parked.owner, parked.id)
+            record = await self._record((parked.owner,), parked.id)
         except TheirsError as error:  # by today's config it cannot be made: its record says that it failed
             _log.warning("response=%s is not made any more: %s", parked.id, error)
             return await self._stasis.leave(parked.id)
@@ -292,7 +292,8 @@ class ResponsesApi:
         id = str(record.response["id"])
         if (made := self._background.get(id)) is not None:
             await made.cancel()
-        await self._store.delete(context.owner, id)
+        for owner in context.owners:
+            await self._store.delete(owner, id)
         return json_response({"id": id, "object": "response", "deleted": True}, context.lines())
 
     async def cancel(self, context: RequestContext) -> Response:
@@ -324,17 +325,19 @@ class ResponsesApi:
     async def _find(self, context: RequestContext) -> _Record:
         """The response that the address names. Raises NotFound."""
         id = context.request.match["id"]
-        record = await self._record(context.owner, id)
+        record = await self._record(context.owners, id)
         if record is None:
             raise NotFound(f"no response {quoted(id)} is kept here for this key; they are kept for a day")
         return record
 
-    async def _record(self, owner: str, id: str) -> _Record | None:
+    async def _record(self, owners: tuple[str, ...], id: str) -> _Record | None:
         if not self._services.server.store_responses:
             return None
         # Looked for first: it may end while its file, which says that it has not, is being read.
         made = self._background.get(id)
-        content = await self._store.get(owner, id)
+        content = None
+        for owner in owners:
+            content = content or await self._store.get(owner, id)
         if content is None:
             return None
         record = await self._services.shares.aside(lambda: _decode(content), len(content))
@@ -361,13 +364,13 @@ class ResponsesApi:
 
     # ------------------------------------------------------------------ conversations
 
-    async def _conversation(self, owner: str, asked: Asked) -> tuple[list[Fields], int]:
+    async def _conversation(self, owners: tuple[str, ...], asked: Asked) -> tuple[list[Fields], int]:
         """Everything that was said, in order: the earlier turns, then the request's own items; and the bytes of the
         earlier ones."""
-        turns: list[list[Fields]] = [await self._resolved(owner, asked.input)]
+        turns: list[list[Fields]] = [await self._resolved(owners, asked.input)]
         previous, size = asked.previous, 0
         while previous is not None:
-            record = await self._record(owner, previous)
+            record = await self._record(owners, previous)
             if record is None:
                 raise PreviousNotFound(
                     f"no response {quoted(previous)} is kept here for this key; send its items as input"
@@ -379,24 +382,24 @@ class ResponsesApi:
                 )
             if record.response["status"] in _UNFINISHED:
                 raise RequestError(f"{previous} is still being made; wait for its end")
-            turns.append(await self._resolved(owner, record.items()))
+            turns.append(await self._resolved(owners, record.items()))
             before = record.response.get("previous_response_id")
             previous = before if isinstance(before, str) else None
             await asyncio.sleep(0)  # small turns are decoded at once; other requests go between two
         return [item for turn in reversed(turns) for item in turn], size
 
-    async def _resolved(self, owner: str, items: list[Fields]) -> list[Fields]:
+    async def _resolved(self, owners: tuple[str, ...], items: list[Fields]) -> list[Fields]:
         """The items, with those that references mean in their place."""
         if all(item["type"] != "item_reference" for item in items):
             return items
         return [
-            await self._referenced(owner, str(item["id"])) if item["type"] == "item_reference" else item
+            await self._referenced(owners, str(item["id"])) if item["type"] == "item_reference" else item
             for item in items
         ]
 
-    async def _referenced(self, owner: str, id: str) -> Fields:
+    async def _referenced(self, owners: tuple[str, ...], id: str) -> Fields:
         token = token_of(id)
-        record = None if token is None else await self._record(owner, f"resp_{token}")
+        record = None if token is None else await self._record(owners, f"resp_{token}")
         found = [] if record is None else [item for item in record.items() if item["id"] == id]
         if not found or found[0]["type"] == "item_reference":
             raise RequestError(f"no item {quoted(id)} is kept here for this key; send the item itself")

@@ -1,0 +1,106 @@
+"""Shapes: fields of a chat or completion that an engine ignores when they are wrong, or when it does not know them.
+
+llama.cpp answers as if a stop of the wrong kind, or a schema that is not there, had not been asked for, and so do
+others: the caller takes the answer for what it wanted. What cannot be meant is refused here, for every engine; what only
+llama.cpp passes over is refused for its models alone. Does no I/O.
+"""
+
+from collections.abc import Callable
+from typing import cast
+
+from watchbill.errors import RequestError
+from watchbill.gateway.typed import count_of
+
+__all__ = ["LLAMACPP_IGNORES", "check_shapes", "refuse_ignored"]
+
+Fields = dict[str, object]
+
+#: Fields that llama.cpp takes without a word and without an effect.
+LLAMACPP_IGNORES = frozenset({"echo", "suffix", "best_of", "modalities", "audio"})
+
+
+def check_shapes(body: Fields) -> Fields:
+    """The body without stops that are empty. Raises RequestError for a field of the wrong shape."""
+    if _CHECKED.isdisjoint(body):
+        return body
+    for name, check in _CHECKS.items():
+        if name in body:
+            check(body)
+    return _with_stops(body) if "stop" in body else body
+
+
+def refuse_ignored(body: Fields, model: str) -> None:
+    """Raises RequestError for what a model of llama.cpp would leave out."""
+    if body.get("echo"):
+        raise RequestError(f"{model} cannot echo the prompt: llama.cpp has no echo; leave it out")
+    if body.get("suffix"):
+        raise RequestError(f"{model} takes no suffix here; ask llama.cpp's own /infill, or /api/generate")
+    if count_of(body.get("best_of")) > max(1, count_of(body.get("n"))):
+        raise RequestError(f"{model} makes no more choices than it gives: llama.cpp has no best_of; use n")
+    modalities = body.get("modalities")
+    if body.get("audio") or (isinstance(modalities, list) and "audio" in modalities):
+        raise RequestError(f"{model} answers in text alone; leave audio out")
+
+
+def _check_format(body: Fields) -> None:
+    wanted = body["response_format"]
+    if not isinstance(wanted, dict):
+        raise RequestError('response_format must be an object, such as {"type": "json_object"}')
+    fields = cast("Fields", wanted)
+    inner = fields.get("json_schema")
+    holder = cast("Fields", inner) if isinstance(inner, dict) else fields  # llama.cpp has it in either place
+    if fields.get("type") == "json_schema" and not isinstance(holder.get("schema"), dict | bool):
+        raise RequestError("response_format has no schema: it belongs into json_schema.schema")
+
+
+def _check_choice(body: Fields) -> None:
+    choice = body["tool_choice"]
+    if (choice == "required" or isinstance(choice, dict)) and not body.get("tools"):
+        raise RequestError("tool_choice demands a call, and the request has no tools")
+
+
+def _check_bias(body: Fields) -> None:
+    bias = body["logit_bias"]
+    pairs = cast("Fields", bias).items() if isinstance(bias, dict) else _pairs(bias)
+    if not all(isinstance(weight, int | float) for _, weight in pairs):
+        raise RequestError("logit_bias must be an object of numbers, by token")
+
+
+def _pairs(bias: object) -> list[tuple[object, object]]:
+    """llama.cpp's own way to say it."""
+    listed = cast("list[object]", bias) if isinstance(bias, list) else [bias]
+    pairs = [cast("list[object]", each) if isinstance(each, list) else [] for each in listed]
+    return [(each[0], each[1]) if len(each) == 2 else (None, None) for each in pairs]
+
+
+def _check_stream_options(body: Fields) -> None:
+    if not isinstance(body["stream_options"], dict):
+        raise RequestError('stream_options must be an object, such as {"include_usage": true}')
+
+
+def _check_stop(body: Fields) -> None:
+    stop = body["stop"]
+    listed = cast("list[object]", stop) if isinstance(stop, list) else [stop]
+    if not all(isinstance(each, str) for each in listed):
+        raise RequestError("stop must be a text or a list of texts")
+
+
+def _with_stops(body: Fields) -> Fields:
+    """An empty stop is none: llama.cpp would end the answer before its first word."""
+    stop = body["stop"]
+    if isinstance(stop, str) and stop:
+        return body
+    kept = [each for each in cast("list[object]", stop) if each] if isinstance(stop, list) else []
+    if kept:
+        return {**body, "stop": kept}
+    return {name: value for name, value in body.items() if name != "stop"}
+
+
+_CHECKS: dict[str, Callable[[Fields], None]] = {
+    "stop": _check_stop,
+    "response_format": _check_format,
+    "tool_choice": _check_choice,
+    "logit_bias": _check_bias,
+    "stream_options": _check_stream_options,
+}
+_CHECKED = frozenset(_CHECKS)

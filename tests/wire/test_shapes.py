@@ -1,0 +1,113 @@
+"""Wishes that an engine would pass over without a word: refused, or fulfilled here."""
+
+import asyncio
+import json
+import math
+from dataclasses import replace
+
+import openai
+import pytest
+
+from support.open_gateway import CATALOG, HELLO, MIB, open_gateway
+from support.peer import Asked
+from watchbill.catalog import EngineRules, Model
+
+USER: dict[str, object] = {"model": "a", "messages": [{"role": "user", "content": "x"}]}
+TEXT: dict[str, object] = {"model": "a", "prompt": "x"}
+LLAMACPP = replace(
+    CATALOG, models={"a": Model("a", "peer", memory=MIB)}, engines={"peer": EngineRules("peer", "llamacpp")}
+)
+
+
+@pytest.mark.parametrize(
+    ("wish", "why"),
+    [
+        ({"stop": 5}, "stop must be"),
+        ({"stop": ["a", None]}, "stop must be"),
+        ({"response_format": "json"}, "response_format must be an object"),
+        ({"response_format": {"type": "json_schema"}}, "has no schema"),
+        ({"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}}, "has no schema"),
+        ({"tool_choice": "required"}, "has no tools"),
+        ({"tool_choice": {"type": "function", "function": {"name": "f"}}, "tools": []}, "has no tools"),
+        ({"logit_bias": [1]}, "logit_bias must be"),
+        ({"logit_bias": {"x": "y"}}, "logit_bias must be"),
+        ({"stream": True, "stream_options": "usage"}, "stream_options must be"),
+    ],
+)
+async def test_a_wish_of_the_wrong_shape_is_refused(wish: dict[str, object], why: str) -> None:
+    """LANE-01: llama.cpp answers as if it had not been asked for."""
+    async with open_gateway(HELLO) as opened:
+        answer = await opened.ask("/v1/chat/completions", {**USER, **wish})
+        assert answer.status == 400 and why in answer.json["error"]["message"]
+        assert opened.peer.asked == []
+
+
+@pytest.mark.parametrize(
+    "wish",
+    [
+        {"stop": "x"},
+        {"response_format": {"type": "json_object", "schema": {}}},
+        {"response_format": {"type": "json_schema", "schema": {}}},
+        {"tool_choice": "auto"},
+        {"tool_choice": "none", "tools": []},
+        {"logit_bias": [[15, -1], ["word", False]]},
+        {"logit_bias": {"15": -100}},
+    ],
+)
+async def test_a_wish_of_the_right_shape_passes_unchanged(wish: dict[str, object]) -> None:
+    """LANE-01"""
+    async with open_gateway(HELLO) as opened:
+        assert (await opened.ask("/v1/chat/completions", {**USER, **wish})).status == 200
+        assert wish.items() <= opened.peer.asked[0].json.items()
+
+
+async def test_an_empty_stop_is_none() -> None:
+    """LANE-01: llama.cpp would end the answer before its first word."""
+    async with open_gateway(HELLO) as opened:
+        for stop, kept in (("", None), ([], None), ([""], None), (["", "x"], ["x"])):
+            assert (await opened.ask("/v1/chat/completions", {**USER, "stop": stop})).status == 200
+            assert opened.peer.asked[-1].json.get("stop") == kept
+
+
+async def test_what_llamacpp_passes_over_is_refused_for_its_models_alone() -> None:
+    """LANE-01: and what says nothing is no wish."""
+    wishes = ({"echo": True}, {"suffix": "end"}, {"best_of": 2}, {"audio": {"voice": "x"}})
+    async with open_gateway(HELLO, catalog=LLAMACPP) as opened:
+        for wish in (*wishes, {"modalities": ["text", "audio"]}):
+            assert (await opened.ask("/v1/completions", {**TEXT, **wish})).status == 400
+        idle = {"echo": False, "suffix": "", "best_of": 1, "modalities": ["text"], "audio": None}
+        assert (await opened.ask("/v1/chat/completions", {**USER, **idle})).status == 200
+    async with open_gateway(HELLO) as opened:
+        for wish in wishes:
+            assert (await opened.ask("/v1/chat/completions", {**USER, **wish})).status == 200
+
+
+async def embed(asked: Asked, writer: asyncio.StreamWriter) -> None:
+    """Vectors of four dimensions, whatever is asked for, as llama.cpp answers."""
+    assert asked.json["encoding_format"] == "float"
+    rows = [
+        {"object": "embedding", "index": at, "embedding": [3, 4, at, 1e-3]}
+        for at in range(len(asked.json["input"]))
+    ]
+    told = json.dumps({"object": "list", "data": rows, "usage": {"prompt_tokens": 2, "total_tokens": 2}})
+    writer.write(b"HTTP/1.1 200 -\r\nContent-Type: application/json\r\n")
+    writer.write(b"Content-Length: %d\r\n\r\n" % len(told) + told.encode())
+
+
+async def test_fewer_dimensions_are_cut_here_for_a_real_client() -> None:
+    """LANE-01: of length one again, as numbers and as OpenAI's client asks for them by itself."""
+    async with (
+        open_gateway(embed) as opened,
+        openai.AsyncOpenAI(base_url=f"{opened.url}/v1", api_key="x", max_retries=0) as client,
+    ):
+        for more in ({}, {"encoding_format": "float"}):
+            answer = await client.embeddings.create(model="a", input=["x", "y"], dimensions=2, **more)
+            assert [row.index for row in answer.data] == [0, 1] and answer.usage.prompt_tokens == 2
+            for row in answer.data:
+                assert math.dist(row.embedding, [0.6, 0.8]) < 1e-6
+        whole = await client.embeddings.create(model="a", input=["x"], dimensions=4)
+        assert math.dist(whole.data[0].embedding, [3, 4, 0, 1e-3]) < 1e-6
+        with pytest.raises(openai.BadRequestError, match="makes 4 dimensions"):
+            await client.embeddings.create(model="a", input=["x"], dimensions=5)
+        with pytest.raises(openai.BadRequestError, match="encoding_format"):
+            await client.embeddings.create(model="a", input=["x"], dimensions=2, encoding_format="int8")
