@@ -1,8 +1,8 @@
 """Shapes: fields of a chat or completion that an engine ignores when they are wrong, or when it does not know them.
 
 llama.cpp answers as if a stop of the wrong kind, or a schema that is not there, had not been asked for, and so do
-others: the caller takes the answer for what it wanted. What cannot be meant is refused here, for every engine; what only
-llama.cpp passes over is refused for its models alone. Does no I/O.
+others: the caller takes the answer for what it wanted. What cannot be meant is refused here, for every engine; what
+only llama.cpp passes over is refused for its models alone. Does no I/O.
 """
 
 from collections.abc import Callable
