@@ -36,7 +36,7 @@ async def echo(asked: Asked, writer: asyncio.StreamWriter) -> None:
     chat = "messages" in body
     base = {"id": f"run-{body.get('prompt')}", "object": "o", "created": 1, "model": "m"}
     said = json.dumps(body.get("prompt", "chat"))
-    events: list[object] = []
+    events: list[dict[str, object]] = []
     for index in range(count):
         words = {"delta": {"content": said}} if chat else {"text": said}
         events.append({**base, "choices": [{"index": index, **words, "finish_reason": None}]})
@@ -50,9 +50,11 @@ async def echo(asked: Asked, writer: asyncio.StreamWriter) -> None:
         )
         if body.get("stream_options"):  # llama.cpp tells the tokens of each choice at its end
             used = {"prompt_tokens": 5, "completion_tokens": 3, "total_tokens": 8}
-            events.append(
-                {**base, "choices": [], "usage": used | {"prompt_tokens_details": {"cached_tokens": 1}}}
-            )
+            used |= {"prompt_tokens_details": {"cached_tokens": 1}}
+            if chat:
+                events.append({**base, "choices": [], "usage": used})
+            else:
+                events[-1] |= {"usage": used}
     content = sse(*events, "[DONE]")
     writer.write(b"HTTP/1.1 200 -\r\nContent-Type: text/event-stream\r\n")
     writer.write(b"Content-Length: %d\r\n\r\n" % len(content) + content)

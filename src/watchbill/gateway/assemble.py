@@ -223,7 +223,7 @@ class Assembly:
     def _take_fields(self, event: Fields) -> None:
         choices = event.pop("choices", None)
         if self._sum is not None and "usage" in event:
-            self._sum.take(event["usage"], beside_choices=bool(choices))
+            self._sum.take(event["usage"], choices)
             event["usage"] = self._sum.total or None
         # "usage": null in every event but the last must not hide the last one's
         for name, value in event.items():

@@ -11,7 +11,7 @@ from typing import cast
 from watchbill.errors import RequestError
 from watchbill.gateway.typed import count_of
 
-__all__ = ["LLAMACPP_IGNORES", "check_shapes", "refuse_ignored"]
+__all__ = ["LLAMACPP_IGNORES", "SHAPED", "check_shapes", "refuse_ignored"]
 
 Fields = dict[str, object]
 
@@ -21,8 +21,6 @@ LLAMACPP_IGNORES = frozenset({"echo", "suffix", "best_of", "modalities", "audio"
 
 def check_shapes(body: Fields) -> Fields:
     """The body without stops that are empty. Raises RequestError for a field of the wrong shape."""
-    if _CHECKED.isdisjoint(body):
-        return body
     for name, check in _CHECKS.items():
         if name in body:
             check(body)
@@ -103,4 +101,5 @@ _CHECKS: dict[str, Callable[[Fields], None]] = {
     "logit_bias": _check_bias,
     "stream_options": _check_stream_options,
 }
-_CHECKED = frozenset(_CHECKS)
+#: Fields that are looked at; a body without any of them need not be.
+SHAPED = frozenset(_CHECKS)

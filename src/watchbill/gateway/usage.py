@@ -1,8 +1,8 @@
 """Usage: the tokens of several choices or runs, added up to those of one answer. Pure.
 
-llama.cpp tells the tokens of each choice by themselves, in an event without choices at the end of each one; other
-engines tell those of all choices once, or the sum so far with every piece. So what comes without choices is added, and
-what comes beside some stands in for what came before it.
+llama.cpp tells the tokens of each choice by themselves: of a chat in an event without choices, of a completion beside the
+choice. Other engines tell those of all choices once, or of each choice so far with every piece. So what comes without
+choices is added, and where nothing does, the last that came beside each choice.
 """
 
 from typing import cast
@@ -23,29 +23,33 @@ class UsageSum:
         self._sum: Fields = {}
         self._is_new = True  # the prompt of this run was not counted before
         self._is_counted = False  # something came by itself in this run
-        self._beside: object = None  # the last that came beside choices in this run
+        self._beside: dict[int, Fields] = {}  # the last that came beside each choice of this run
 
     def begin(self, *, is_new: bool) -> None:
         """A further run comes; `is_new`: with another prompt."""
         self._sum = self.total
-        self._is_new, self._is_counted, self._beside = is_new, False, None
+        self._is_new, self._is_counted, self._beside = is_new, False, {}
 
-    def take(self, told: object, *, beside_choices: bool) -> None:
-        """What an event says."""
+    def take(self, told: object, choices: object = None) -> None:
+        """What an event says, and the choices that it has."""
         if not isinstance(told, dict):
             return
-        if beside_choices:
-            self._beside = told
+        usage = cast("Fields", told)
+        if isinstance(choices, list) and choices:
+            first = cast("object", choices[0])
+            index = cast("Fields", first).get("index") if isinstance(first, dict) else 0
+            self._beside[count_of(index)] = usage
             return
-        self._sum = _added(self._sum, cast("Fields", told), is_new=self._is_new and not self._is_counted)
+        self._sum = _added(self._sum, usage, is_new=self._is_new and not self._is_counted)
         self._is_counted = True
 
     @property
     def total(self) -> Fields:
         """All that was told, as one; empty where nothing was."""
-        if self._is_counted or self._beside is None:
-            return self._sum
-        return _added(self._sum, cast("Fields", self._beside), is_new=self._is_new)
+        summed, is_new = self._sum, self._is_new
+        for usage in () if self._is_counted else self._beside.values():
+            summed, is_new = _added(summed, usage, is_new=is_new), False
+        return summed
 
 
 def _added(usage: Fields, told: Fields, *, is_new: bool) -> Fields:

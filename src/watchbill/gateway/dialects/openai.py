@@ -26,7 +26,7 @@ from watchbill.gateway.http.messages import Answer, Response
 from watchbill.gateway.model_calls import Fields, ModelCalls, Whole
 from watchbill.gateway.options import check_ranges
 from watchbill.gateway.request_context import RequestContext
-from watchbill.gateway.shapes import check_shapes
+from watchbill.gateway.shapes import SHAPED, check_shapes
 from watchbill.gateway.vectors import as_base64, count_dimensions, cut_vectors, write_rows
 from watchbill.runtime.ticket import Submission
 
@@ -115,7 +115,8 @@ class OpenAiApi:
             raise RequestError("stream must be true or false")
         if None in body.values():  # an engine may refuse what other servers take for left out
             body = {name: value for name, value in body.items() if value is not None}
-        body = check_shapes(body)
+        if not SHAPED.isdisjoint(body):
+            body = check_shapes(body)
         submission = services.caller_options.submission(context, body, services.driver.catalog)
         allowed = await services.abilities.allow(submission, body)
         submission, body, forced = allowed

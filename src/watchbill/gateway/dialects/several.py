@@ -90,7 +90,7 @@ def merged(answers: list[tuple[Run, Fields]]) -> Fields:
     for run, answer in answers:
         choices += _numbered(answer, run, {})
         usage.begin(is_new=run.is_new)
-        usage.take(answer.get("usage"), beside_choices=False)
+        usage.take(answer.get("usage"))
     whole = {**answers[0][1], "choices": choices}
     whole.pop("timings", None)  # of one choice
     return {**whole, "usage": usage.total} if usage.total else whole
@@ -139,7 +139,7 @@ class SeveralOut(CompletionOut):
             name: fields[name] for name in ("id", "object", "created", "model") if name in fields
         }
         choices = _numbered(fields, run, self._offsets)
-        self._usage.take(fields.pop("usage", None), beside_choices=bool(choices))
+        self._usage.take(fields.pop("usage", None), choices)
         return event({**fields, **self._head, "choices": choices}) if choices else b""
 
     async def flush(self) -> None:

@@ -58,12 +58,14 @@ class MessageBatchesApi:
     async def create(self, context: RequestContext) -> Response:
         """POST /v1/messages/batches."""
         batches = require_batches(self._batches)
-        body = await self._services.bodies.read(context)
-        count, pieces = await batches.bulk.do(lambda: _as_lines(body, batches.rules.lines_max))
+        body, seen = await self._services.bodies.read(context), set[str]()
+        pieces = _as_lines(body, batches.rules.lines_max, seen)
         draft = await batches.files.begin(context.owner)
         try:
-            for piece in pieces:
+            while (piece := await batches.bulk.do(lambda: next(pieces, None))) is not None:
                 await draft.write(piece)
+            del piece
+            await batches.bulk.do(lambda: _let_go(body))
             file = await draft.keep("requests.jsonl", HIDDEN)
         finally:
             draft.discard()
@@ -76,7 +78,7 @@ class MessageBatchesApi:
             file.id,
             _WINDOW,
             _WINDOW_MS,
-            lines=count,
+            lines=len(seen),
         )
         try:
             batch = await batches.create(created)
@@ -136,10 +138,10 @@ class MessageBatchesApi:
 # ------------------------------------------------------------------ requests
 
 
-def _as_lines(body: bytes | bytearray, lines_max: int) -> tuple[int, list[bytes]]:
-    """The requests of a batch as lines of an input file, in pieces, and how many these are. Raises RequestError,
-    TooLarge."""
-    pieces, held, size, seen = list[bytes](), list[bytes](), 0, set[str]()
+def _as_lines(body: bytes | bytearray, lines_max: int, seen: set[str]) -> Iterator[bytes]:
+    """The requests of a batch as lines of an input file, a piece at a time; their ids are added to `seen`. Never all
+    of them at once: freeing so many pieces takes as long as a tenth of a second. Raises RequestError, TooLarge."""
+    held, size = list[bytes](), 0
     for number, text in enumerate(split_requests(body)):
         if number >= lines_max:
             raise TooLarge(f"a batch has at most {lines_max} requests (batches.lines_max)")
@@ -147,11 +149,17 @@ def _as_lines(body: bytes | bytearray, lines_max: int) -> tuple[int, list[bytes]
         held.append(line)
         size += len(line)
         if size >= UPLOAD_WRITE_BYTES:
-            pieces.append(b"".join(held))
+            yield b"".join(held)
             held, size = [], 0
     if not seen:
         raise RequestError("requests must be a list of at least one request")
-    return len(seen), [*pieces, b"".join(held)]
+    yield b"".join(held)
+
+
+def _let_go(body: bytes | bytearray) -> None:
+    """Frees a large body by halves: all at once it would hold up the event loop, whichever thread does it."""
+    while isinstance(body, bytearray) and len(body) > UPLOAD_WRITE_BYTES:
+        del body[len(body) // 2 - 1 :]
 
 
 def _line(number: int, text: bytes, seen: set[str]) -> bytes:
