@@ -1,8 +1,8 @@
 """Usage: the tokens of several choices or runs, added up to those of one answer. Pure.
 
-llama.cpp tells the tokens of each choice by themselves: of a chat in an event without choices, of a completion beside the
-choice. Other engines tell those of all choices once, or of each choice so far with every piece. So what comes without
-choices is added, and where nothing does, the last that came beside each choice.
+llama.cpp tells the tokens of each choice by themselves: of a chat in an event without choices, of a completion beside
+the choice. Other engines tell those of all choices once, or of each choice so far with every piece. So what comes
+without choices is added, and where nothing does, the last that came beside each choice.
 """
 
 from typing import cast
