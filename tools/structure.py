@@ -55,6 +55,7 @@ LAYERS = (
             "spool",
             "journal",
             "metrics",
+            "otlp",
             "gguf",
             "footprint",
             "sizes",

@@ -344,6 +344,16 @@ class JournalRules:
 
 
 @dataclass(frozen=True, slots=True)
+class TraceRules:
+    """Where traces of requests go."""
+
+    endpoint: str | None = None  # None: none are made
+    token: str = field(default="", repr=False)
+    service: str = "watchbill"
+    sample: float = 1.0  # of requests whose caller has not decided it
+
+
+@dataclass(frozen=True, slots=True)
 class AlertRules:
     """Where alerts go beside the journal and the log."""
 
@@ -507,6 +517,7 @@ class Catalog:
     sets: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: MappingProxyType({}))
     journal: JournalRules = JournalRules()
     alerts: AlertRules = AlertRules()
+    traces: TraceRules = TraceRules()
     spools: Mapping[str, SpoolRules] = field(default_factory=lambda: MappingProxyType({}))
     process: Mapping[str, ProcessType] = field(default_factory=lambda: MappingProxyType({}))
     fleet: FleetRules = FleetRules()

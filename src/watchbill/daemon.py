@@ -23,7 +23,7 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
-from watchbill import config
+from watchbill import __version__, config
 from watchbill.batches.service import Batches
 from watchbill.catalog import Catalog, FleetRules, Server, SpoolRules
 from watchbill.config.limits import PORT_MAX
@@ -37,9 +37,11 @@ from watchbill.fleet.command_lines import fleet_folder, programs_of
 from watchbill.gateway.app import Gateway
 from watchbill.gateway.limits import DRAIN_MS
 from watchbill.gateway.server import Serving, serve
+from watchbill.gateway.tracing import Tracing
 from watchbill.journal import Journal
 from watchbill.limits import CONFIG_LOOK_MS, DESCRIPTORS_KEPT
 from watchbill.notify import Notifier
+from watchbill.otlp import Exporter
 from watchbill.probes.cards import find_cards
 from watchbill.probes.disk import DiskProbe
 from watchbill.probes.patient import PatientProbe
@@ -521,6 +523,10 @@ async def _open(driver: Driver, server: Server, setting: _Setting, batches: Batc
         batches=batches,
         library=setting.library,
     )
+    if (traces := driver.catalog.traces).endpoint is not None:
+        gateway.tracing = Tracing(
+            Exporter(traces.endpoint, traces.service, __version__, traces.token), traces
+        )
     await gateway.start_batches()
     await gateway.resume_responses()
     try:

@@ -151,3 +151,15 @@ SUGGEST_WORDS_MAX = 2_000
 SUGGEST_CHARS_MAX = 100
 #: How many known words are listed where none is near.
 SUGGEST_LISTED_MAX = 60
+
+# ------------------------------------------------------------------ traces
+
+#: Requests whose spans wait for the collector, and how many of them one message has.
+SPANS_WAITING_MAX = 4_096
+SPANS_SENT_MAX = 256
+#: Spans are sent this often; a collector that is away is asked again after this long at the latest.
+SPANS_FLUSH_MS = 1_000
+SPANS_SILENT_MS = 30_000
+#: How long the collector may be silent, and how long the last spans of a daemon may take.
+SPANS_TIMEOUT_MS = 10_000
+SPANS_CLOSE_MS = 2_000

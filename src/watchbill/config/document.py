@@ -55,6 +55,7 @@ from watchbill.config.tiers import (
     key_variables_of,
     settle_routing,
 )
+from watchbill.config.traces import TracesTable, build_traces, check_traces, trace_variables_of
 from watchbill.config.values import ModelName, PlainName, Table
 from watchbill.toml import KeyPath
 
@@ -76,6 +77,7 @@ class Document(Table):
     epochs: dict[PlainName, EpochTable] = Field(default={}, description="Windows for ingestion work.")
     journal: JournalTable = Field(default=JournalTable(), description="Where decisions are written down.")
     alerts: AlertsTable = Field(default=AlertsTable(), description="Where alerts go.")
+    traces: TracesTable = Field(default=TracesTable(), description="Where traces of requests go.")
     spool: dict[PlainName, SpoolTable] = Field(default={}, description="Durable queues.")
     nats: NatsTable = Field(default=NatsTable(), description="Brokers for spools of several machines.")
     batches: BatchesTable = Field(default=BatchesTable(), description="Bounds of uploaded files and batches.")
@@ -159,6 +161,7 @@ def check_sections(document: Document, draft: Draft) -> Iterator[Wrong]:
     yield from check_spools(document.spool, draft)
     is_used = any(table.backend == "nats" for table in document.spool.values())
     yield from check_nats(document.nats, draft, is_used=is_used)
+    yield from check_traces(document.traces, draft)
     yield from check_batches(document.batches, draft)
     yield from check_fleet(document.fleet, document.agents, draft)
     peers = _asked_peers(document)
@@ -182,7 +185,7 @@ def build(
     }
     routing = build_routing(document.routing)
     variables = key_variables_of(document.tiers) | peer_variables_of(document.peers)
-    variables |= nats_variables_of(document.nats)
+    variables |= nats_variables_of(document.nats) | trace_variables_of(document.traces)
     nats = build_nats(document.nats, base, environment)
     server = build_server(document.server, environment, variables)
     add_peers(document.peers, engines, models, environment)
@@ -200,6 +203,7 @@ def build(
         sets={name: table.models for name, table in document.sets.items()},
         journal=build_journal(document.journal, base),
         alerts=build_alerts(document.alerts),
+        traces=build_traces(document.traces, environment),
         spools={name: build_spool(name, table, base, nats) for name, table in document.spool.items()},
         batches=build_batches(document.batches),
         library=build_library(document.library, base),

@@ -3,6 +3,7 @@
 A request's way in: its address is looked up (`routes`), access is checked (`services`), then its handler runs.
 """
 
+import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -146,6 +147,8 @@ class Gateway(Services):
         """Ends what is our own; after `drain`."""
         await self._responses.close()
         await self.capturing.close()
+        if self.tracing is not None:
+            await asyncio.to_thread(self.tracing.close)
         if self._owns_upstream:
             await self.upstream.close()
 

@@ -240,14 +240,20 @@ class ModelCalls:
             submission = self._without_harm(context, submission)
         try:
             ticket = driver.submit(submission)
-        except TheirsError:
+        except TheirsError as error:
             asked = driver.catalog.find_model(submission.model)
             context.model = asked.name if asked else ""  # the answer says what this model is doing
+            if services.tracing is not None:
+                services.tracing.refused(context, error)
             raise
         context.ticket, context.lane, context.model = ticket, ticket.request.lane, ticket.model
         if context.key is not None:
             services.unloading.note_use(ticket.model, context.key)
+        trace = None if services.tracing is None else services.tracing.begin(context)
+        send = send if trace is None else trace.carrying(send)
         relay = Relay(services.upstream, ticket, context, send, services.relays.discard, streamed, unknown)
+        if trace is not None and services.tracing is not None:
+            relay.on_end = partial(services.tracing.ended, trace)
         services.relays.add(relay)
         if metered is not None:
             metered.waits_for(ticket)

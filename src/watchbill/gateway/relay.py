@@ -96,6 +96,7 @@ class Relay(AbstractContextManager["Relay", None]):
     charging: Charging | None = None  # set where there are tiers
     not_continued: set[str] = field(default_factory=set[str])  # models that were seen not to continue answers
     forced: ForcedCall | None = None  # set for one whose answer becomes a call
+    on_end: "Callable[[Relay], None] | None" = None  # set for one that is traced
     status: int = 0  # until the answer's is there
     events: int = 0  # of the answer's stream so far: an engine sends one for each token
     is_stream: bool = False  # once it is: whether the engine answers with a stream of events
@@ -113,6 +114,11 @@ class Relay(AbstractContextManager["Relay", None]):
     def content_type(self) -> str:
         """The answer's media type."""
         return self._call.content_type if self._call is not None else ""
+
+    @property
+    def outcome(self) -> str:
+        """How it ended: `ok`, `cancelled`, or a code of `errors`."""
+        return self._outcome
 
     def first(self, out: Out | None = None) -> Awaitable[bytes]:
         """Waits for the turn, the answer's status and its first piece. Signs of life go to `out` meanwhile.
@@ -304,6 +310,8 @@ class Relay(AbstractContextManager["Relay", None]):
         if self.tap is not None:
             self.tap.end(self._outcome)
             self.tap = None
+        if self.on_end is not None:
+            self.on_end(self)
         self.on_close(self)
 
     def leave(self) -> None:

@@ -30,6 +30,7 @@ from watchbill.gateway.modelfiles import ModelFiles
 from watchbill.gateway.options import CallerOptions
 from watchbill.gateway.relay import Relay
 from watchbill.gateway.request_context import RequestContext
+from watchbill.gateway.tracing import Tracing
 from watchbill.gateway.unloading import Unloading
 from watchbill.metrics import Metrics
 from watchbill.runtime.driver import Driver
@@ -84,6 +85,8 @@ class Services:
         self.not_continued: set[str] = set()  # models whose chat template refuses to continue an answer
         #: Models, and an address that is only read and their engine said it does not have.
         self.lacking: set[tuple[str, str]] = set()
+        #: Set where a collector of traces is configured.
+        self.tracing: Tracing | None = None
         self.reconfigure(server)
 
     def reconfigure(self, server: Server) -> None:
