@@ -7,6 +7,7 @@ Takes five minutes. Nothing of it touches the root or the models of this machine
 
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -46,6 +47,8 @@ CALLERS = (
 )  # fmt: skip
 #: Until the pictures of the page, and from there until those of the simulation, which needs more to go by.
 RUN_S, LONGER_S = 60, 180
+#: From an answer to the next question of the same caller.
+THOUGHT_S = (1, 9)
 
 
 def config() -> str:
@@ -61,7 +64,7 @@ def config() -> str:
 
 
 def call_again_and_again(url: str, model: str, lane: str, over: Event) -> None:
-    """A caller that asks as soon as it is answered."""
+    """A caller that thinks for a while and asks again."""
     body = json.dumps({"model": model, "stream": True, "messages": [{"role": "user", "content": "Hello"}]})
     headers = {"Content-Type": "application/json", "X-Watchbill-Lane": lane}
     while not over.is_set():
@@ -72,6 +75,7 @@ def call_again_and_again(url: str, model: str, lane: str, over: Event) -> None:
                 answer.read()
         except (URLError, OSError):
             over.wait(1)
+        over.wait(random.uniform(*THOUGHT_S))
 
 
 def take_page(url: str, chromium: Browser) -> None:

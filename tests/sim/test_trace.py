@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from support.traffic import write_traffic
 from watchbill.catalog import Catalog, Device, EngineRules, Lane, Model, WorkClass
 from watchbill.cli import run as main
 from watchbill.core.messages import Event, Request
@@ -199,6 +200,24 @@ def test_simulate_replays_a_trace_against_a_config(capsys, trace, tmp_path):
     assert main([*arguments, "--set", "devices.ram.capacity=20GB"]) == 0
     large = json.loads(capsys.readouterr().out)
     assert large["runs"]["rate"]["loads"] == 2 < small["runs"]["rate"]["loads"]
+
+
+def test_simulate_replays_the_last_day_of_a_root(capsys, tmp_path):
+    """RES-21: --trace with a folder of traffic, and a difference in place of a size."""
+    write_traffic(
+        tmp_path / "traffic", ("one", "two"), requests=40, memory=6 * GB, capacity=8 * GB, hours=0.5
+    )
+    config = tmp_path / "watchbill.toml"
+    models = "".join(f'[models.{name}]\nengine = "scripted"\n' for name in ("one", "two"))
+    config.write_text(f'[devices.ram]\nreserve = "0GB"\n{models}')
+    arguments = ["simulate", "--trace", str(tmp_path / "traffic"), "--config", str(config), "--json"]
+    loads = []
+    for change in ("+0GB", "+16GB"):
+        assert main([*arguments, "--set", f"devices.ram.capacity={change}"]) == 0
+        loads.append(json.loads(capsys.readouterr().out)["runs"]["rate"]["loads"])
+    assert loads[0] > loads[1] == 2
+    assert main([*arguments, "--set", "devices.ram.capacity=-8GB"]) == 2
+    assert "no memory for models" in capsys.readouterr().err
 
 
 @pytest.fixture
