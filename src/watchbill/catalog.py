@@ -151,8 +151,8 @@ class Model:
     stays_if_room: bool = False  # no idle time was said: it does not leave while every model fits (RES-25)
     group: str | None = None  # exclusive group
     family: str | None = None
-    tier: int | None = None  # 1 is the largest of its family; by memory otherwise
-    exact: bool = False  # no lower tier of its family serves in its place, for any caller
+    family_rank: int | None = None  # 1 is the largest of its family; by memory otherwise
+    exact: bool = False  # no smaller model of its family serves in its place, for any caller
     context: int = 4096  # tokens per slot
     threads: int = 0  # 0: the engine decides
     mmap: bool = False

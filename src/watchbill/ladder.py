@@ -1,6 +1,7 @@
-"""The ladder of a set: as it was asked for, then one tier lower each time, the largest that can first (RES-13).
+"""The ladder of a set: as it was asked for, then with a smaller model of a family in it each time (RES-13).
 
-The same order for the check of a config and for the scheduler at the door, so that they cannot disagree.
+The largest that has a smaller one is replaced first. The check of a config and the scheduler at the door use the same
+order, so that they cannot disagree.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -9,7 +10,7 @@ __all__ = ["ladder"]
 
 
 def ladder(
-    names: Sequence[str], tiers_below: Callable[[str], Sequence[str]], size: Callable[[str], int]
+    names: Sequence[str], smaller: Callable[[str], Sequence[str]], size: Callable[[str], int]
 ) -> Iterator[tuple[str, ...]]:
     """Every rung, from the set as asked to the smallest. A set never has one model twice."""
     members = tuple(names)
@@ -18,7 +19,7 @@ def ladder(
         lower = {
             name: below[0]
             for name in members
-            if (below := [tier for tier in tiers_below(name) if tier not in members])
+            if (below := [other for other in smaller(name) if other not in members])
         }
         if not lower:
             return

@@ -231,10 +231,12 @@ def test_maintenance_empties_the_device_and_permanents_return(world_of: WorldOf,
 
 
 def test_a_lower_tier_serves_when_the_asked_one_cannot_in_time(world_of: WorldOf, model: ModelOf) -> None:
-    """RES-13: within a family a smaller tier serves when the asked one would pass the bound; exact opts out."""
+    """RES-13: within a family a smaller model serves when the asked one would pass the bound; exact opts out."""
     lanes = {"chat": Lane("chat", max_wait_ms=Millis(8_000))}
     world = world_of(
-        model("70b", 20, family="reasoning", tier=1), model("8b", 4, family="reasoning", tier=2), lanes=lanes
+        model("70b", 20, family="reasoning", family_rank=1),
+        model("8b", 4, family="reasoning", family_rank=2),
+        lanes=lanes,
     )
     world.core.state.models["70b"].load.learn(25_000)
     world.core.state.models["70b"].load.learn(25_000)

@@ -210,7 +210,7 @@ webhook = "http://127.0.0.1:9999/"
     )
     assert found.models["big"] == catalog.Model(
         "big", "own", "/srv/watchbill/big.gguf", {"ram": 46 * gigabyte // 10}, ("ram",), ("b",), permanent=True,
-        priority=1, concurrency=4, inertia=3.0, idle_ms=3_600_000, group="heavy", family="f", tier=1, exact=True,
+        priority=1, concurrency=4, inertia=3.0, idle_ms=3_600_000, group="heavy", family="f", family_rank=1, exact=True,
         context=8192,
         threads=2, mmap=True, embedding=True, prompt_cache=gibibyte, load_timeout_ms=90_000, health="/up",
         probe="embed", env={"A": "b"}, arguments=("--flash-attn", "on"),

@@ -40,10 +40,10 @@ async def test_a_caller_who_waits_is_answered_and_evict_says_that_the_model_come
 
 
 async def test_a_load_brings_the_very_model_that_was_named_or_says_why_not() -> None:
-    """RES-13: a lower tier answers requests; it is not what `load` was asked for."""
+    """RES-13: a smaller model answers requests; it is not what `load` was asked for."""
     models = {
-        "big": Model("big", "peer", family="f", tier=1, memory={"ram": Bytes(2**40)}),
-        "small": Model("small", "peer", family="f", tier=2, memory={"ram": Bytes(2**20)}),
+        "big": Model("big", "peer", family="f", family_rank=1, memory={"ram": Bytes(2**40)}),
+        "small": Model("small", "peer", family="f", family_rank=2, memory={"ram": Bytes(2**20)}),
     }
     catalog: Catalog = replace(CATALOG, models=models)
     async with open_gateway(catalog=catalog) as opened:

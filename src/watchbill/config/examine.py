@@ -116,7 +116,7 @@ def _sets(loaded: Loaded, facts: MachineFacts) -> Iterator[Problem]:
     members = {
         name: Member(
             {device: _need(model, device, facts) for device in model.devices},
-            model.devices, model.group, model.family, model.tier, model.permanent,
+            model.devices, model.group, model.family, model.family_rank, model.permanent,
         )
         for name, model in models.items()
     }  # fmt: skip

@@ -230,7 +230,7 @@ class ModelTable(Table):
         default=None, ge=1, le=100, description="Its place in the family, 1 the largest; by memory otherwise."
     )
     exact: bool = Field(
-        default=False, description="Requests for it are never served by a lower tier of its family."
+        default=False, description="Requests for it are never served by a smaller model of its family."
     )
     context: int = Field(
         default=4096, ge=16, le=limits.CONTEXT_TOKENS_MAX, description="Tokens of context for each request."
@@ -370,7 +370,7 @@ def check_models(
             path = ("models", name, "background")
             yield from check_task(path, table.background, is_embedding=table.embedding)
     yield from _check_names(draft, models)
-    yield from _check_tiers(draft, models)
+    yield from _check_family_ranks(draft, models)
 
 
 def _check_engine_of(
@@ -466,7 +466,7 @@ def _check_names(draft: Draft, models: Mapping[str, ModelTable]) -> Iterator[Wro
                 owners[plain] = name
 
 
-def _check_tiers(draft: Draft, models: Mapping[str, ModelTable]) -> Iterator[Wrong]:
+def _check_family_ranks(draft: Draft, models: Mapping[str, ModelTable]) -> Iterator[Wrong]:
     owners: dict[tuple[str, int], str] = {}
     for name, table in models.items():
         if table.tier is None:
@@ -509,7 +509,7 @@ def build_model(
         stays_if_room=table.idle is None and not engine.shared,
         group=table.group,
         family=table.family,
-        tier=table.tier,
+        family_rank=table.tier,
         exact=table.exact,
         context=table.context,
         threads=table.threads,

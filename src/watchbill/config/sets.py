@@ -58,7 +58,7 @@ class Member:
     devices: tuple[str, ...] = ()
     group: str | None = None
     family: str | None = None
-    tier: int | None = None
+    family_rank: int | None = None
     stays: bool = False
 
 
@@ -72,7 +72,7 @@ class Place:
 
 
 def misfit(names: Sequence[str], members: Mapping[str, Member], places: Mapping[str, Place]) -> str | None:
-    """Why these models can never be in memory together, whichever tiers stand in; None when they can."""
+    """Why these models can never be in memory together, whichever smaller models stand in; None when they can."""
     why: str | None = None
     for rung in ladder(names, lambda name: _below(name, members), lambda n: sum(members[n].sizes.values())):
         why = _misfit(rung, members, places)
@@ -106,6 +106,6 @@ def _below(name: str, members: Mapping[str, Member]) -> list[str]:
     family = members[name].family
     if family is None:
         return []
-    tiers = [other for other, member in members.items() if member.family == family]
-    tiers.sort(key=lambda n: (members[n].tier or 0, -sum(members[n].sizes.values()), n))
-    return tiers[tiers.index(name) + 1 :]
+    ranked = [other for other, member in members.items() if member.family == family]
+    ranked.sort(key=lambda n: (members[n].family_rank or 0, -sum(members[n].sizes.values()), n))
+    return ranked[ranked.index(name) + 1 :]

@@ -47,7 +47,7 @@ LATEST_KEYS_MAX = 4_096
 CLOSING_RETRY_MS = 5_000
 #: Retry-After of a request for a device that cannot be read: a driver is rarely back sooner.
 UNREAD_RETRY_MS = 30_000
-#: A request that still waits this long before its wait is over goes to a lower tier that is in memory.
+#: A request that still waits this long before its wait is over goes to a smaller model of the family that is in memory.
 STEP_DOWN_MS = 1_000
 _COMING = frozenset({Stage.PLANNED, Stage.LOADING, Stage.READY})
 
@@ -71,7 +71,7 @@ class Admission:
     def arrived(self, event: Arrived, now: int) -> None:
         """Lets a request in, or refuses it.
 
-        1. the daemon closes, or neither the model nor a lower tier of its family can serve: refused
+        1. the daemon closes, or neither the model nor a smaller one of its family can serve: refused
         2. a request that it supersedes is told; its model has a place for it now: admitted
         3. its lane is full, or its caller has its share of it: refused for now
         4. one of the candidates can start it in time by the optimistic forecast: admitted
@@ -128,22 +128,22 @@ class Admission:
         self._state.is_still = False
 
     def _choices(self, request: Request, model: ModelState, now: int) -> Sequence[Candidate]:
-        """The model asked for, then the lower tiers of its family, without those that cannot serve."""
+        """The model asked for, then the smaller ones of its family, without those that cannot serve."""
         if request.companions:
             return self._sets.choices(request, now)
-        below = [] if request.exact else self._state.tiers_below(model)
+        below = [] if request.exact else self._state.smaller_models(model)
         usable = [
             s
             for s in in_routing_order(self._state, model, below)
             if self._may_serve(s, now) and bar_of(self._state, s, request) is None
         ]
         if len(usable) > 1:
-            usable.sort(key=self._must_wait_for_health)  # stable: only health changes the order of the tiers
+            usable.sort(key=self._must_wait_for_health)  # stable: only health changes the order
             if usable[0].is_doubted and (at_hand := next((s for s in usable if s.is_at_hand), None)):
                 usable.remove(at_hand)
                 usable.insert(
                     0, at_hand
-                )  # RES-20: no request waits for a suspect model that another tier can serve
+                )  # RES-20: no request waits for a suspect model that another one can serve
         return usable
 
     def _may_serve(self, model: ModelState, now: int) -> bool:
@@ -258,7 +258,7 @@ class Admission:
             self._state.note(JournalEvent.ROUTE, why, model.serving, request=request.id)
 
     def _count_use(self, request: Request, model: Candidate, now: int) -> None:
-        """Counts an arrival as demand for the model that was requested, whichever tier serves it."""
+        """Counts an arrival as demand for the model that was requested, whichever model serves it."""
         work_class, models = request.work_class, self._state.models
         if work_class is WorkClass.ROTATION:
             return
@@ -294,9 +294,9 @@ class Admission:
             self._state.withdraw(model, event.id)
 
     def rehome(self, now: int) -> None:
-        """RES-13: moves requests whose model cannot serve them now to another tier of its family.
+        """RES-13: moves requests whose model cannot serve them now to a smaller one of its family.
 
-        A model that is quarantined, removed, or turned out too large serves no request. A request that no other tier
+        A model that is quarantined, removed, or turned out too large serves no request. A request that no other one
         can take is then answered at once. A model whose device is lent comes back: its requests go on waiting, unless
         a tier elsewhere can take them.
         """
@@ -312,16 +312,16 @@ class Admission:
                 self._step_down_in_time(model.serving, now)
 
     def _has_others(self, model: Candidate) -> bool:
-        """Whether its requests may be served by a lower tier of its family, or by a copy at another site."""
+        """Whether its requests may be served by a smaller one of its family, or by a copy at another site."""
         return not model.is_set and (model.spec.family is not None or model.name in self._state.copies)
 
     def _step_down_in_time(self, model: ModelState, now: int) -> None:
-        """RES-13, RES-20: moves requests to a lower tier before their wait is over.
+        """RES-13, RES-20: moves requests to a smaller model before their wait is over.
 
-        A tier in memory takes all requests of a suspect model at once, and those of any other model at the last
-        moment. Another tier is loaded for the requests of a suspect model that could not wait for its reset.
+        A smaller model in memory takes all requests of a suspect model at once, and those of any other model at the
+        last moment. One that is not in memory is loaded for requests that could not wait for the suspect's reset.
         """
-        others = (*self._state.tiers_below(model), *self._state.copies.get(model.name, ()))
+        others = (*self._state.smaller_models(model), *self._state.copies.get(model.name, ()))
         below = [s for s in others if self._may_serve(s, now)]
         has_warm = any(s.is_at_hand for s in below)
         if not below or not (has_warm or model.is_doubted):
@@ -341,14 +341,14 @@ class Admission:
                 self._state.wakes.append(now + left_ms - last_ms)
 
     def _may_step_down(self, model: ModelState, request: Request) -> bool:
-        """Whether something else may serve this request: a lower tier, unless it opted out, or another site."""
+        """Whether something else may serve this request: a smaller model, unless it opted out, or another site."""
         if not request.exact and model.spec.family is not None:
             return True
         copies = self._state.copies.get(model.name, ())
         return any(bar_of(self._state, copy, request) is None for copy in copies)
 
     def _step_down(self, model: Candidate, now: int) -> None:
-        """Moves the requests for which the next try of a failing model would come too late, where a tier can take
+        """Moves the requests for which the next try of a failing model would come too late, where another one can take
         them."""
         warm_at = max(now, model.retry_at) + model.load.ms
         for request_id in model.line.ids():
@@ -385,7 +385,7 @@ class Admission:
             self._admit(request, chosen, min(forecast, request.max_wait_ms), now, due)
             if chosen.spec.site is None:
                 state.note(
-                    JournalEvent.TIER, InPlaceOf(model.serving.name), chosen.serving, request=request_id
+                    JournalEvent.SMALLER, InPlaceOf(model.serving.name), chosen.serving, request=request_id
                 )
         elif must:
             state.withdraw(model, request_id)
@@ -450,7 +450,7 @@ class Admission:
 
 
 def _last_moment_ms(request: Request) -> int:
-    """How long before the end of its wait a request goes to a lower tier in memory."""
+    """How long before the end of its wait a request goes to a smaller model in memory."""
     return min(STEP_DOWN_MS, request.max_wait_ms // 4)
 
 
@@ -481,7 +481,7 @@ class SetChoices:
                 companion_set.refresh(self._state.models, now)
                 found.append(companion_set)
         if len(found) > 1:
-            found.sort(key=self._must_wait_for_health)  # stable: only health changes the order of the tiers
+            found.sort(key=self._must_wait_for_health)  # stable: only health changes the order
         return found
 
     def refusal(self, request: Request, now: int) -> tuple[Refusal, str, int | None]:
@@ -498,17 +498,17 @@ class SetChoices:
         return Refusal.NEVER_FITS, text, None
 
     def _ladder(self, request: Request) -> Iterator[_Members]:
-        """The set as asked, then with smaller tiers in it."""
+        """The set as asked, then with smaller models in it."""
         models = self._state.models
         asked = (request.model, *request.companions)
         if request.exact:
             yield tuple(models[name] for name in asked)
             return
-        for names in ladder(asked, self._tiers_below, lambda name: sum(models[name].sizes().values())):
+        for names in ladder(asked, self._smaller_models, lambda name: sum(models[name].sizes().values())):
             yield tuple(models[name] for name in names)
 
-    def _tiers_below(self, name: str) -> list[str]:
-        return [s.name for s in self._state.tiers_below(self._state.models[name])]
+    def _smaller_models(self, name: str) -> list[str]:
+        return [s.name for s in self._state.smaller_models(self._state.models[name])]
 
     def _fits(self, members: _Members) -> bool:
         """Whether all members could be resident beside the models that never leave."""

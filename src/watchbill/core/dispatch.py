@@ -83,7 +83,7 @@ class Dispatch:
 
     def _grant_next(self, model: ModelState, now: int) -> bool:
         if model.silence is not None:
-            return False  # here it can still be served by a lower tier; at the engine it could not
+            return False  # here it can still be served by a smaller model; at the engine it could not
         if model.is_suspect:
             return False  # the watchdog's question has the model to itself, so no request makes way
         if model.in_use >= model.spec.concurrency and not self._could_make_way(model):

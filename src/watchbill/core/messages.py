@@ -100,7 +100,7 @@ class Request(Struct, frozen=True, gc=False):
     timeout_ms: int
     priority: int = 3
     operator: bool = False  # before every other of its class
-    exact: bool = False  # no lower tier of the family may serve it
+    exact: bool = False  # no smaller model of the family may serve it
     supersede_key: str | None = None  # in a latest-wins lane only the newest request with the same key runs
     keep_alive_ms: int | None = None  # how long the model may idle after this request; a hint, 0: leave then
     companions: tuple[str, ...] = ()  # models that must be warm beside its own for the whole run
@@ -431,7 +431,7 @@ class Admit(Action, frozen=True):
     id: str
     model: str  # the model that will serve
     forecast_ms: int | None  # None: no forecast is possible
-    companions: tuple[str, ...] = ()  # the tiers that will be resident beside it
+    companions: tuple[str, ...] = ()  # the models that will be resident beside it
 
 
 class Refusal(StrEnum):
@@ -555,7 +555,7 @@ class JournalEvent(StrEnum):
     RETRY = "retry"  # the operator lifted a quarantine
     ABSENT = "absent"  # a permanent model does not fit
     WELL = "well"  # the watchdog asked, and the model answered
-    TIER = "tier"  # a lower tier serves
+    SMALLER = "tier"  # a smaller model of the family serves
     ROUTE = "route"  # another site serves
     LEASE = "lease"  # a peer has the right to a model
     LEASE_END = "lease_end"

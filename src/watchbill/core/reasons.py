@@ -425,7 +425,7 @@ class PlanDropped(Reason, frozen=True):
 
 
 class InPlaceOf(Reason, frozen=True):
-    """A lower tier serves in place of the model that was asked for."""
+    """A smaller model of the family serves in place of the model that was asked for."""
 
     model: str
 

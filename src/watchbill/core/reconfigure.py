@@ -193,7 +193,7 @@ EFFECTS: Mapping[str, Effect] = {
     "stays_if_room": Effect.AT_ONCE,
     "group": Effect.AT_ONCE,
     "family": Effect.AT_ONCE,
-    "tier": Effect.AT_ONCE,
+    "family_rank": Effect.AT_ONCE,
     "exact": Effect.AT_ONCE,
     "background": Effect.AT_ONCE,
     "capture": Effect.AT_ONCE,

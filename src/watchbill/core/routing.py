@@ -59,7 +59,7 @@ def bar_text(bar: Bar, site: str) -> str:
 
 
 def in_order(state: State, model: ModelState, below: Sequence[ModelState]) -> list[ModelState]:
-    """The model that was asked for, the lower tiers of its family, and its copies, in the order of the sites."""
+    """The model that was asked for, the smaller models of its family, and its copies, in the order of the sites."""
     copies = state.copies.get(model.name)
     if not copies:
         return [model, *below]

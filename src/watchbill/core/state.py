@@ -264,12 +264,12 @@ class State:
                 return name
         return None
 
-    def tiers_below(self, model: ModelState) -> list[ModelState]:
+    def smaller_models(self, model: ModelState) -> list[ModelState]:
         """The smaller members of a model's family, largest first."""
         if model.spec.family is None or model.spec.exact:
             return []
         family = [s for s in self.models.values() if s.spec.family == model.spec.family]
-        family.sort(key=lambda s: (s.spec.tier or 0, -sum(s.sizes().values()), s.name))
+        family.sort(key=lambda s: (s.spec.family_rank or 0, -sum(s.sizes().values()), s.name))
         return family[family.index(model) + 1 :]
 
     def local_interactive_waits(self) -> bool:

@@ -135,7 +135,7 @@ class Abilities:
         if not is_forced(chat):
             return Allowed(submission, _in_words(chat))
         forced = ForcedCall(chat)
-        exact = msgspec.structs.replace(submission, exact=True)  # another tier may know tools by itself
+        exact = msgspec.structs.replace(submission, exact=True)  # another model may know tools by itself
         return Allowed(exact, forced.ask(), forced)
 
 

@@ -287,7 +287,7 @@ def read_companions(asked: str, model: str, catalog: Catalog) -> tuple[tuple[str
 
 
 def _refuse_exclusive(names: tuple[str, ...], catalog: Catalog) -> None:
-    """Two of an exclusive group on one device are never there together, unless a smaller tier can stand in."""
+    """Two of an exclusive group on one device are never there together, unless a smaller model can stand in."""
     owners: dict[tuple[str, str], str] = {}
     for model in (catalog.models[name] for name in names):
         for device in model.devices if model.group is not None and model.family is None else ():

@@ -44,7 +44,7 @@ def explain_steps(core: Machine, request: Request, now: int) -> Steps[dict[str, 
     asleep = f"{wakes_text(model)}; " if stage is ModelStatus.ASLEEP else ""
     actions = _arrives(machine, replace(request, id=_PROBE), now)
     yield
-    # The last one: a request that is admitted may be moved to another tier in the same step.
+    # The last one: a request that is admitted may be moved to another model in the same step.
     admitted = next((a for a in reversed(actions) if isinstance(a, Admit | Grant) and a.id == _PROBE), None)
     refused = next((a for a in actions if isinstance(a, Refuse) and a.id == _PROBE), None)
     serving = admitted.model if admitted else request.model

@@ -96,7 +96,7 @@ class Submission(msgspec.Struct, frozen=True, gc=False):
     operator: bool = False
     best_priority: int = 1  # the caller's ceiling, whatever its lane or model allows
     keep_alive_ms: int | None = None  # how long the model should stay after the answer; a hint, 0: leave now
-    exact: bool = False  # no lower tier of the model's family may serve it
+    exact: bool = False  # no smaller one of the model's family may serve it
     supersede_key: str | None = None  # latest-wins: only the newest waiting request with this key runs
     companions: tuple[str, ...] = ()  # models that must be warm beside it, as the catalog names them
     caller: str | None = None  # the key that has a share of the lane's queue; None: it may have all of it

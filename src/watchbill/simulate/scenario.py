@@ -254,7 +254,7 @@ def _model(name: str, table: _Table, devices: Mapping[str, Device]) -> Model:
         concurrency=table.get("concurrency", 1),
         group=table.get("group"),
         family=table.get("family"),
-        tier=table.get("tier"),
+        family_rank=table.get("tier"),
         idle_ms=parse_millis(table.get("idle", "1d")),
     )
 

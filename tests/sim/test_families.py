@@ -1,4 +1,4 @@
-"""Families: a lower tier serves where the asked one cannot, also for requests that already wait."""
+"""Families: a smaller model serves where the asked one cannot, also for requests that already wait."""
 
 from dataclasses import replace
 
@@ -34,11 +34,11 @@ def fail_until_quarantined(world: World, name: str) -> None:
 
 
 def family(model: ModelOf, **more: object) -> tuple[Model, Model]:
-    return model("big", 16, family="f", tier=1, **more), model("small", 4, family="f", tier=2)
+    return model("big", 16, family="f", family_rank=1, **more), model("small", 4, family="f", family_rank=2)
 
 
 def test_a_request_that_waits_for_a_failing_head_steps_down_itself(world_of: WorldOf, model: ModelOf) -> None:
-    """RES-13, RES-20: not only the next one: the request that found the model failing is served by the lower tier."""
+    """RES-13, RES-20: not only the next one: the request that found the model failing is served by the smaller one."""
     world = world_of(*family(model))
     first, second = (world.arrive("big", 500, lane="chat") for _ in range(2))
     fail_until_quarantined(world, "big")
@@ -80,7 +80,7 @@ def test_who_opted_out_of_tiers_is_told_that_the_model_failed(
 
 def test_a_quarantined_tier_passes_its_requests_on_to_the_next(world_of: WorldOf, model: ModelOf) -> None:
     """RES-13: down the family, tier by tier, until one serves or none is left."""
-    world = world_of(*family(model), model("tiny", 1, family="f", tier=3))
+    world = world_of(*family(model), model("tiny", 1, family="f", family_rank=3))
     caller = world.arrive("big", 500, lane="chat")
     fail_until_quarantined(world, "big")
     fail_until_quarantined(world, "small")
@@ -93,7 +93,7 @@ def test_a_request_for_a_removed_tier_goes_to_another_one_of_its_family(
     world_of: WorldOf, model: ModelOf
 ) -> None:
     """RES-13, LANE-04: the tier that served in its place is removed from the config; the request is not lost."""
-    world = world_of(*family(model), model("tiny", 1, family="f", tier=3))
+    world = world_of(*family(model), model("tiny", 1, family="f", family_rank=3))
     caller = world.arrive("big", 500, lane="chat")
     fail_until_quarantined(world, "big")
     assert caller.served_by == "small"
@@ -108,11 +108,12 @@ def test_a_request_for_a_removed_tier_goes_to_another_one_of_its_family(
 
 
 def two_cards(**of_big: object) -> World:
-    """A family whose tiers are on two cards."""
+    """A family whose models are on two cards."""
     devices = {name: Device(name, capacity=Bytes(24 * GB)) for name in ("gpu:0", "gpu:1")}
     models = [
-        Model("big", "scripted", memory={"gpu:0": Bytes(16 * GB)}, devices=("gpu:0",), family="f", tier=1, **of_big),  # type: ignore[arg-type]
-        Model("small", "scripted", memory={"gpu:1": Bytes(4 * GB)}, devices=("gpu:1",), family="f", tier=2),
+        Model("big", "scripted", memory={"gpu:0": Bytes(16 * GB)}, devices=("gpu:0",), family="f", family_rank=1,
+              **of_big),  # type: ignore[arg-type]
+        Model("small", "scripted", memory={"gpu:1": Bytes(4 * GB)}, devices=("gpu:1",), family="f", family_rank=2),
     ]  # fmt: skip
     lanes = {"chat": Lane("chat", WorkClass.INTERACTIVE, max_wait_ms=Millis(60_000))}
     engines = {"scripted": EngineRules("scripted", "scripted")}
@@ -163,7 +164,7 @@ def test_a_model_that_opted_out_waits_for_its_card() -> None:
 def test_a_request_that_cannot_wait_for_the_next_try_of_a_failing_head_steps_down_at_once(
     world_of: WorldOf, model: ModelOf
 ) -> None:
-    """RES-13: in a lane of 6 s there is no time for three tries; the lower tier is warm."""
+    """RES-13: in a lane of 6 s there is no time for three tries; the smaller model is warm."""
     lanes = {"chat": Lane("chat", WorkClass.INTERACTIVE, max_wait_ms=Millis(6_000))}
     world = world_of(*family(model), lanes=lanes)
     warm = world.arrive("small", 100, lane="chat")
@@ -224,7 +225,7 @@ def test_a_request_that_waits_for_a_suspect_head_is_served_by_its_sibling(
 def test_a_request_behind_a_long_answer_goes_to_the_sibling_before_its_wait_is_over(
     world_of: WorldOf, model: ModelOf
 ) -> None:
-    """RES-13: a lower tier serves what would pass its max_wait, also where nothing is known against the head."""
+    """RES-13: a smaller model serves what would pass its max_wait, also where nothing is known against the head."""
     patient = Lane("slow", WorkClass.INTERACTIVE, max_wait_ms=Millis(8_000), timeout_ms=Millis(600_000))
     world = world_of(*family(model), lanes={"slow": patient})
     for name in ("big", "small"):
@@ -254,7 +255,7 @@ def test_a_sibling_is_loaded_where_a_suspect_head_would_come_too_late(
 def test_who_asks_for_exactly_the_suspect_head_is_told_when_it_may_be_back(
     world_of: WorldOf, model: ModelOf
 ) -> None:
-    """RES-13, LANE-04: no lower tier; its Retry-After counts the question, the reset and the load."""
+    """RES-13, LANE-04: no smaller model; its Retry-After counts the question, the reset and the load."""
     world = hung_head(world_of, model, sibling_warm=True, max_wait_ms=4_000)
     world.arrive("big", 300, lane="chat")
     world.run(world.now + 2_100)
