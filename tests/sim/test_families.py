@@ -49,7 +49,7 @@ def test_a_request_that_waits_for_a_failing_head_steps_down_itself(world_of: Wor
 
 
 def test_a_request_that_stepped_down_keeps_its_deadline(world_of: WorldOf, model: ModelOf) -> None:
-    """LANE-04: max_wait counts from arrival, whichever tier serves."""
+    """LANE-04: max_wait counts from arrival, whichever model serves."""
     big, small = family(model)
     world = world_of(big, small, model("other", 22))
     busy = world.arrive("small", 300_000, lane="chat")
@@ -66,7 +66,7 @@ def test_a_request_that_stepped_down_keeps_its_deadline(world_of: WorldOf, model
 
 
 @pytest.mark.parametrize("by", ["request", "model"])
-def test_who_opted_out_of_tiers_is_told_that_the_model_failed(
+def test_who_opted_out_of_smaller_models_is_told_that_the_model_failed(
     world_of: WorldOf, model: ModelOf, by: str
 ) -> None:
     """RES-13: opt-out per request and per model."""
@@ -78,8 +78,8 @@ def test_who_opted_out_of_tiers_is_told_that_the_model_failed(
     assert world.arrive("small", 500, lane="chat").outcome == ""
 
 
-def test_a_quarantined_tier_passes_its_requests_on_to_the_next(world_of: WorldOf, model: ModelOf) -> None:
-    """RES-13: down the family, tier by tier, until one serves or none is left."""
+def test_a_quarantined_model_passes_its_requests_on_to_the_next(world_of: WorldOf, model: ModelOf) -> None:
+    """RES-13: down the family, one by one, until one serves or none is left."""
     world = world_of(*family(model), model("tiny", 1, family="f", family_rank=3))
     caller = world.arrive("big", 500, lane="chat")
     fail_until_quarantined(world, "big")
@@ -89,10 +89,10 @@ def test_a_quarantined_tier_passes_its_requests_on_to_the_next(world_of: WorldOf
     assert caller.outcome == "model_failed"
 
 
-def test_a_request_for_a_removed_tier_goes_to_another_one_of_its_family(
+def test_a_request_for_a_removed_model_goes_to_another_one_of_its_family(
     world_of: WorldOf, model: ModelOf
 ) -> None:
-    """RES-13, LANE-04: the tier that served in its place is removed from the config; the request is not lost."""
+    """RES-13, LANE-04: the model that served in its place is removed from the config; the request is not lost."""
     world = world_of(*family(model), model("tiny", 1, family="f", family_rank=3))
     caller = world.arrive("big", 500, lane="chat")
     fail_until_quarantined(world, "big")
@@ -122,7 +122,7 @@ def two_cards(**of_big: object) -> World:
     return World(catalog, truth, dict.fromkeys(devices, 24 * GB))
 
 
-def test_while_a_card_is_lent_the_tier_on_another_card_serves() -> None:
+def test_while_a_card_is_lent_the_model_on_another_card_serves() -> None:
     """RES-13, RES-14: maintenance of one card is no reason to wait for it."""
     world = two_cards()
     world.run(100)
@@ -133,7 +133,7 @@ def test_while_a_card_is_lent_the_tier_on_another_card_serves() -> None:
 
 
 @pytest.mark.parametrize("begun", [False, True])
-def test_requests_that_wait_when_a_card_is_lent_go_to_the_tier_on_another_card(begun: bool) -> None:
+def test_requests_that_wait_when_a_card_is_lent_go_to_the_model_on_another_card(begun: bool) -> None:
     """RES-13, RES-14: what runs ends where it is; what waits, or had no byte yet, goes to the other card."""
     world = two_cards()
     world.mute = not begun

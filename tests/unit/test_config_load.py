@@ -267,7 +267,8 @@ def test_no_field_of_the_catalog_was_forgotten() -> None:
     body = source[source.index("def test_every_key_reaches") : source.index("NOT_SET_BY_A_KEY")]
     renamed = {"work_class": "class", "share": "budget", "idle_ms": "idle", "load_timeout_ms": "load_timeout",
                "max_wait_ms": "max_wait", "timeout_ms": "timeout", "every_ms": "every", "max_ms": "max",
-               "window_ms": "window", "sleep_ms": "sleep", "silence_ms": "silence", "name": ""}  # fmt: skip
+               "window_ms": "window", "sleep_ms": "sleep", "silence_ms": "silence", "family_rank": "tier",
+               "name": ""}  # fmt: skip
     for record in (catalog.Device, catalog.EngineRules, catalog.Model, catalog.Lane, catalog.PolicyRules,
                    catalog.ApiKey, catalog.Server, catalog.JournalRules, catalog.AlertRules,
                    catalog.RotationRules, catalog.Epoch, catalog.BackgroundTask):  # fmt: skip
