@@ -11,10 +11,11 @@ Energy is load time x power: what the card may draw at most, or a usual figure w
 request that has used up half of its patience goes first, by its deadline.
 """
 
+from watchbill.core.companions import Candidate
 from watchbill.core.cover import cover
 from watchbill.core.forecast import Forecast, forecast_start
 from watchbill.core.messages import PlanKind, Request
-from watchbill.core.model_state import Candidate, ModelState
+from watchbill.core.model_state import ModelState
 from watchbill.core.policy import Plan, movable, returning, waiting
 from watchbill.core.state import State
 

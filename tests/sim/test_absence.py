@@ -8,8 +8,8 @@ from support.worlds import ModelOf, WorldOf
 from watchbill.catalog import BackgroundTask, Device, RotationRules, WorkClass
 from watchbill.core import messages as m
 from watchbill.core.absence import Absence, Why, absence_of, describe
-from watchbill.core.model_state import Stage
 from watchbill.core.resources import GroupPlace, HostPlaces, ResidentPlaces
+from watchbill.core.stages import Stage
 from watchbill.runtime.explain import explain
 from watchbill.runtime.pins import with_pins
 from watchbill.runtime.views import rotation_view, status_view

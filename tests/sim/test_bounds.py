@@ -8,7 +8,7 @@ import pytest
 
 from watchbill.catalog import Lane, Model, PolicyRules, WorkClass
 from watchbill.core import messages as m
-from watchbill.core.model_state import Stage
+from watchbill.core.stages import Stage
 from watchbill.runtime.views import request_view
 from watchbill.simulate.callers import Caller, Faults
 from watchbill.simulate.world import World

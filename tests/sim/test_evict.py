@@ -7,7 +7,8 @@ import pytest
 from support.worlds import ModelOf, WorldOf, stage
 from watchbill.catalog import WorkClass
 from watchbill.core import messages as m
-from watchbill.core.model_state import HeldTurn, Stage
+from watchbill.core.candidate import HeldTurn
+from watchbill.core.stages import Stage
 from watchbill.simulate.callers import Caller, Faults
 from watchbill.simulate.world import World
 from watchbill.units import Millis

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from support.worlds import ModelOf, WorldOf
 from watchbill.catalog import WorkClass
 from watchbill.core import messages as m
-from watchbill.core.model_state import Stage
+from watchbill.core.stages import Stage
 from watchbill.runtime.duplicate import duplicate, duplicate_steps
 from watchbill.runtime.explain import explain
 from watchbill.runtime.limits import COPY_TRIES_MAX

@@ -8,7 +8,7 @@ import pytest
 from support.worlds import ModelOf, WorldOf
 from watchbill.catalog import Catalog, Device, EngineRules, Lane, Model, WorkClass
 from watchbill.core import messages as m
-from watchbill.core.model_state import Stage
+from watchbill.core.stages import Stage
 from watchbill.runtime.explain import explain
 from watchbill.simulate.engine import TrueModel
 from watchbill.simulate.world import World

@@ -90,7 +90,7 @@ def test_every_event_has_a_route_and_every_action_a_hand() -> None:
 
 def _resurrect(patch: pytest.MonkeyPatch) -> None:
     from watchbill.core import dispatch
-    from watchbill.core.model_state import Stage
+    from watchbill.core.stages import Stage
 
     original = dispatch.Dispatch.grant
 
@@ -114,7 +114,7 @@ def _accept_late(patch: pytest.MonkeyPatch) -> None:
 
 def _forget_stopping(patch: pytest.MonkeyPatch) -> None:
     from watchbill.core import ledger
-    from watchbill.core.model_state import Stage
+    from watchbill.core.stages import Stage
 
     patch.setattr(ledger, "HOLDING", frozenset({Stage.LOADING, Stage.READY}))
     patch.setattr(DeviceBook, "headroom", lambda self, promised: 10**15)  # nor does the probe save the day

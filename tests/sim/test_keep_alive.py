@@ -6,7 +6,7 @@ import pytest
 from support.worlds import ModelOf, WorldOf, stage
 from watchbill.core import messages as m
 from watchbill.core.dispatch import KEEP_ALIVE_MAX_MS
-from watchbill.core.model_state import Stage
+from watchbill.core.stages import Stage
 from watchbill.simulate.callers import Caller
 from watchbill.simulate.world import World
 from watchbill.units import Millis

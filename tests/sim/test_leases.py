@@ -8,8 +8,9 @@ from support.worlds import ModelOf, WorldOf
 from watchbill.catalog import Lane, PolicyRules, WorkClass
 from watchbill.core import messages as m
 from watchbill.core.leases import LEASE_MS, QUIET_MS, RENEW_MS
-from watchbill.core.model_state import BOUNDARY_MS, Stage
 from watchbill.core.reasons import LeaseOver
+from watchbill.core.running import BOUNDARY_MS
+from watchbill.core.stages import Stage
 from watchbill.simulate.world import World
 from watchbill.units import Millis
 

@@ -9,8 +9,8 @@ from watchbill.catalog import Device, Lane, WorkClass
 from watchbill.core import messages as m
 from watchbill.core.ledger import DeviceBook
 from watchbill.core.loans import Loans
-from watchbill.core.model_state import Stage
 from watchbill.core.reasons import Cause
+from watchbill.core.stages import Stage
 from watchbill.simulate.fuzz import random_world, run_out
 from watchbill.simulate.world import World
 from watchbill.units import Bytes, Millis

@@ -11,10 +11,11 @@ from support.worlds import ModelOf, WorldOf
 from watchbill.catalog import PolicyRules
 from watchbill.config import load
 from watchbill.core import messages as m
+from watchbill.core.companions import Candidate
 from watchbill.core.forecast import Forecast
 from watchbill.core.guarded import Guarded
-from watchbill.core.model_state import Candidate, Stage
 from watchbill.core.policy import Plan, Rate, Turns
+from watchbill.core.stages import Stage
 from watchbill.core.state import State
 from watchbill.runtime.explain import explain
 from watchbill.testing import PolicyContract

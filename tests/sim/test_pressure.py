@@ -5,7 +5,7 @@ from collections.abc import Callable
 from support.worlds import ModelOf, WorldOf
 from watchbill.catalog import Device, Lane, WorkClass
 from watchbill.core import messages as m
-from watchbill.core.model_state import Stage
+from watchbill.core.stages import Stage
 from watchbill.simulate.engine import Power
 from watchbill.simulate.world import World
 from watchbill.units import Bytes, Millis

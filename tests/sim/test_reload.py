@@ -10,8 +10,8 @@ from support.worlds import ModelOf, WorldOf
 from watchbill.catalog import BackgroundTask, Catalog, EngineRules, Lane, Model, Tier, WorkClass
 from watchbill.config.models import ModelTable
 from watchbill.core import messages as m
-from watchbill.core.model_state import Stage
 from watchbill.core.reconfigure import EFFECTS, SEEN_BY, Effect, effect_of
+from watchbill.core.stages import Stage
 from watchbill.runtime.explain import explain
 from watchbill.runtime.views import status_view
 from watchbill.simulate.engine import TrueModel

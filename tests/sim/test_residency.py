@@ -21,8 +21,8 @@ from watchbill.catalog import (
 from watchbill.core import messages as m
 from watchbill.core.ledger import READING_AGE_MAX_MS
 from watchbill.core.machine import Machine
-from watchbill.core.model_state import Stage
 from watchbill.core.residency import NEXT, Move, Residency
+from watchbill.core.stages import Stage
 from watchbill.core.watchdog import CHECK_MS, WELL_MS
 from watchbill.errors import IllegalTransition
 from watchbill.runtime.explain import explain

@@ -7,8 +7,8 @@ import pytest
 from support.worlds import ModelOf, WorldOf
 from watchbill.catalog import LOCAL_SITE, Catalog, Model, Reach, RoutingRules, Tier, TierRules
 from watchbill.core import messages as m
-from watchbill.core.model_state import Stage
 from watchbill.core.routing import Bar, bar_of
+from watchbill.core.stages import Stage
 from watchbill.runtime.explain import explain
 from watchbill.simulate.world import World
 from watchbill.units import Millis

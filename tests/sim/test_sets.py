@@ -7,8 +7,8 @@ import pytest
 from support.worlds import ModelOf, WorldOf, stage
 from watchbill.catalog import Device, Lane, WorkClass
 from watchbill.core import messages as m
-from watchbill.core.model_state import STAYING, Stage
 from watchbill.core.residency import Residency
+from watchbill.core.stages import STAYING, Stage
 from watchbill.runtime.explain import explain
 from watchbill.runtime.views import request_view
 from watchbill.simulate.fuzz import random_world, run_out

@@ -7,8 +7,8 @@ import pytest
 from support.worlds import ModelOf, WorldOf, stage
 from watchbill.catalog import Model
 from watchbill.core import messages as m
-from watchbill.core.model_state import Stage
 from watchbill.core.residency import Move, Residency
+from watchbill.core.stages import Stage
 from watchbill.runtime.explain import explain
 from watchbill.runtime.views import request_view, status_view
 from watchbill.simulate.engine import Power

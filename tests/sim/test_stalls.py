@@ -5,8 +5,8 @@ import pytest
 from support.worlds import ModelOf, WorldOf
 from watchbill.catalog import Lane, WorkClass
 from watchbill.core import messages as m
-from watchbill.core.model_state import ModelStatus
 from watchbill.core.reasons import Well
+from watchbill.core.stages import ModelStatus
 from watchbill.core.watchdog import STALL_RESET_PAUSE_MS, STALLED_MAX
 from watchbill.runtime.explain import explain
 from watchbill.simulate.callers import CallerState

@@ -15,9 +15,10 @@ from watchbill.core import messages as m
 from watchbill.core import turns
 from watchbill.core.cover import cover
 from watchbill.core.machine import Machine
-from watchbill.core.model_state import ModelState, Stage
+from watchbill.core.model_state import ModelState
 from watchbill.core.policy import Fifo, Plan, Policy, Rate, Turn, Turns, movable, waiting
 from watchbill.core.resources import shortage
+from watchbill.core.stages import Stage
 from watchbill.core.state import State
 from watchbill.simulate.compare import CONTENDERS, Contender, run_seeds
 from watchbill.simulate.fuzz import random_world, run_out

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from watchbill.catalog import Catalog, Device, EngineRules, Lane, Model, PolicyRules, WorkClass
 from watchbill.core.messages import Footprint, Knowledge
-from watchbill.core.model_state import Stage
+from watchbill.core.stages import Stage
 from watchbill.simulate.engine import TrueModel
 from watchbill.simulate.world import Faults, World
 from watchbill.units import Bytes, Millis

@@ -10,9 +10,10 @@ from enum import StrEnum
 
 from watchbill.core.ledger import DeviceBook
 from watchbill.core.messages import Alert, AlertKind, Cause, Constraint, JournalEvent, Trouble
-from watchbill.core.model_state import ModelState, Stage
+from watchbill.core.model_state import ModelState
 from watchbill.core.reasons import Reason
 from watchbill.core.resources import GroupPlace, HostPlaces, Needs, Places, ResidentPlaces
+from watchbill.core.stages import Stage
 from watchbill.core.state import State
 from watchbill.units import format_bytes
 

@@ -19,15 +19,17 @@ from msgspec.structs import replace
 
 from watchbill.catalog import LATEST_WINS, Lane, WorkClass
 from watchbill.core.absence import pins_before, pins_text
-from watchbill.core.companions import CompanionSet, total_needs
+from watchbill.core.candidate import HeldTurn
+from watchbill.core.companions import Candidate, CompanionSet, total_needs
 from watchbill.core.forecast import can_forecast
 from watchbill.core.messages import Admit, Arrived, JournalEvent, Left, Refusal, Request, SiteSpent
-from watchbill.core.model_state import AWAY, Candidate, HeldTurn, ModelState, Stage
+from watchbill.core.model_state import ModelState
 from watchbill.core.policy import Policy
 from watchbill.core.reasons import InPlaceOf, RoutedTo
 from watchbill.core.resources import GroupPlace, HostPlaces, Needs, Places, in_order
 from watchbill.core.routing import bar_of, bar_text
 from watchbill.core.routing import in_order as in_routing_order
+from watchbill.core.stages import AWAY, Stage
 from watchbill.core.state import State
 from watchbill.ladder import ladder
 from watchbill.limits import QUEUE_OPERATOR_RESERVE

@@ -15,8 +15,9 @@ from msgspec.structs import replace
 
 from watchbill.catalog import Epoch, WorkClass
 from watchbill.core.messages import JournalEvent, Request, RunTask, TaskEnded
-from watchbill.core.model_state import ModelState, Stage
+from watchbill.core.model_state import ModelState
 from watchbill.core.reasons import EpochClosed, EpochOpened, TaskTook
+from watchbill.core.stages import Stage
 from watchbill.core.state import State
 
 __all__ = ["Epochs", "Rotation"]

@@ -13,11 +13,13 @@ waiting and is planned again. A set without a line and a held turn is forgotten.
 
 from collections.abc import Iterable, Mapping
 
+from watchbill.core.candidate import CandidateState
 from watchbill.core.estimate import MedianEstimate
-from watchbill.core.model_state import AWAY, LEAVING, Candidate, ModelState, Stage
+from watchbill.core.model_state import ModelState
 from watchbill.core.resources import Resource
+from watchbill.core.stages import AWAY, LEAVING, Stage
 
-__all__ = ["CompanionSet", "CompanionSets", "set_name", "total_needs"]
+__all__ = ["Candidate", "CompanionSet", "CompanionSets", "set_name", "total_needs"]
 
 
 def set_name(names: Iterable[str]) -> str:
@@ -26,15 +28,16 @@ def set_name(names: Iterable[str]) -> str:
     return " + ".join([first, *sorted(others)])
 
 
-class CompanionSet(Candidate):
+class CompanionSet(CandidateState):
     """A set of models. The first member serves, and the others stay in memory while it does."""
 
     is_set = True
+    serving: ModelState  # the first member, which answers the requests of its line
 
     def __init__(self, members: tuple[ModelState, ...], now: int) -> None:
         first = members[0]
         super().__init__(set_name(s.name for s in members), first.spec, first.rules)
-        self.members = members
+        self.members = members  # all that must be in memory for it, the serving one first
         self.refresh({s.name: s for s in members}, now)
 
     @property
@@ -95,6 +98,10 @@ class CompanionSet(Candidate):
             model.is_kept_for_set |= self.is_under_way
         if self.stage is Stage.READY and self.silence is None:
             self.serving.companion_sets.append(self)
+
+
+#: What requests wait for and a policy chooses between. A request in its line runs on the model that is `serving`.
+Candidate = ModelState | CompanionSet
 
 
 class CompanionSets(dict[str, CompanionSet]):

@@ -6,8 +6,10 @@ Questions about the state that every policy asks. A policy chooses only among th
 from collections.abc import Iterable
 
 from watchbill.catalog import WorkClass
-from watchbill.core.model_state import AWAY, Candidate, ModelState, Stage
+from watchbill.core.companions import Candidate
+from watchbill.core.model_state import ModelState
 from watchbill.core.reasons import Uncertain, Uncertainty
+from watchbill.core.stages import AWAY, Stage
 from watchbill.core.state import State
 
 __all__ = [

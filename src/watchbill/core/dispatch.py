@@ -7,6 +7,7 @@ A running request always ends: by itself, because its caller left, or because it
 import msgspec
 
 from watchbill.catalog import WorkClass
+from watchbill.core.candidate import CandidateState
 from watchbill.core.messages import (
     CutKind,
     Ended,
@@ -21,15 +22,10 @@ from watchbill.core.messages import (
     Returned,
     Silence,
 )
-from watchbill.core.model_state import (
-    LINGER_LIMIT_MS,
-    Candidate,
-    Lingering,
-    ModelState,
-    Running,
-    Stage,
-)
+from watchbill.core.model_state import ModelState
 from watchbill.core.policy import Policy
+from watchbill.core.running import LINGER_LIMIT_MS, Lingering, Running
+from watchbill.core.stages import Stage
 from watchbill.core.state import WAKE_MAX_MS, State
 
 __all__ = ["Dispatch"]
@@ -153,7 +149,7 @@ class Dispatch:
         ]
         return min(firsts, key=lambda entry: entry[0])[1] if firsts else None
 
-    def _next_of(self, model: Candidate, now: int) -> Request | None:
+    def _next_of(self, model: CandidateState, now: int) -> Request | None:
         first = model.line.first()
         if first is not None and first.operator and self._may_start(first):
             return first  # LANE-06: before every other of its class, and no higher class waits
@@ -165,7 +161,7 @@ class Dispatch:
         return next((r for r in map(model.line.get, model.line.ids()) if self._may_start(r)), None)
 
     @staticmethod
-    def _is_urgent(model: Candidate, due: int, request: Request, now: int) -> bool:
+    def _is_urgent(model: CandidateState, due: int, request: Request, now: int) -> bool:
         """Whether a request is within one service time of its due, and at least half of its patience is over.
 
         Without the second condition, where an answer takes longer than the patience of any request, a request that

@@ -16,10 +16,11 @@ from statistics import median_low
 from watchbill.catalog import RAM
 from watchbill.core.ledger import DeviceBook
 from watchbill.core.messages import Alert, AlertKind, Cause, CutKind, Observed
-from watchbill.core.model_state import HOLDING, STAYING, ModelState, Stage
+from watchbill.core.model_state import ModelState
 from watchbill.core.reasons import Exceeded, Excess, Shortfall
 from watchbill.core.residency import Move, Residency
 from watchbill.core.resources import GroupPlace, HostPlaces, ResidentPlaces, Resource
+from watchbill.core.stages import HOLDING, STAYING, Stage
 from watchbill.core.state import State
 from watchbill.units import format_bytes
 

@@ -10,10 +10,13 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from watchbill.catalog import WorkClass
+from watchbill.core.companions import Candidate
 from watchbill.core.cover import cover
 from watchbill.core.messages import Request
-from watchbill.core.model_state import AWAY, BOUNDARY_MS, STAYING, Candidate, ModelState, Running, Stage
+from watchbill.core.model_state import ModelState
 from watchbill.core.resources import Needs
+from watchbill.core.running import BOUNDARY_MS, Running
+from watchbill.core.stages import AWAY, STAYING, Stage
 from watchbill.core.state import State
 
 __all__ = ["Forecast", "Room", "can_forecast", "forecast_start"]

@@ -10,10 +10,11 @@ from collections.abc import Callable
 from typing import cast
 
 from watchbill.catalog import PolicyRules
+from watchbill.core.companions import Candidate
 from watchbill.core.forecast import Forecast
 from watchbill.core.messages import Alert, AlertKind, PlanKind, Request
-from watchbill.core.model_state import Candidate, Stage
 from watchbill.core.policy import ABORTS_MAX, POLICIES, Plan, Policy, Turns, movable, waiting, yielding
+from watchbill.core.stages import Stage
 from watchbill.core.state import State
 from watchbill.quoting import described
 

@@ -19,9 +19,11 @@ from heapq import nlargest
 from operator import itemgetter
 from typing import NamedTuple
 
+from watchbill.core.companions import Candidate
 from watchbill.core.messages import Request
-from watchbill.core.model_state import STAYING, Candidate, ModelState
+from watchbill.core.model_state import ModelState
 from watchbill.core.resources import Resource
+from watchbill.core.stages import STAYING
 from watchbill.core.state import State
 
 __all__ = ["Due", "HardTurn", "hard_turns"]

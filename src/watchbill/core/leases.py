@@ -26,7 +26,6 @@ from watchbill.core.messages import (
     Reply,
     Request,
 )
-from watchbill.core.model_state import Lease, Stage
 from watchbill.core.reasons import (
     Cause,
     LeaseGranted,
@@ -36,7 +35,8 @@ from watchbill.core.reasons import (
     LeasesRestored,
 )
 from watchbill.core.residency import Residency
-from watchbill.core.state import State
+from watchbill.core.stages import Stage
+from watchbill.core.state import Lease, State
 
 __all__ = ["LEASE_MS", "QUIET_MS", "RENEW_MS", "Lease", "Leases"]
 

@@ -15,10 +15,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from watchbill.catalog import Catalog, Device
-from watchbill.core.companions import total_needs
+from watchbill.core.companions import Candidate, total_needs
 from watchbill.core.messages import DeviceReading
-from watchbill.core.model_state import HOLDING, STAYING, Candidate, ModelState, Stage
+from watchbill.core.model_state import ModelState
 from watchbill.core.resources import HostPlaces, Needs, Places, ResidentPlaces, Resource, in_order
+from watchbill.core.stages import HOLDING, STAYING, Stage
 
 __all__ = [
     "DeviceBook",

@@ -13,13 +13,15 @@ comes when it is free. A refusal says after which time the idle models may have 
 """
 
 from watchbill.catalog import WorkClass
+from watchbill.core.companions import Candidate
 from watchbill.core.cover import cover
 from watchbill.core.ledger import DeviceBook, Loan
 from watchbill.core.messages import Decline, JournalEvent, LoanAsked, LoanEnded, Observed, Refusal, Reply
-from watchbill.core.model_state import AWAY, Candidate, ModelState
+from watchbill.core.model_state import ModelState
 from watchbill.core.policy import movable
 from watchbill.core.reasons import Cause, Lent
 from watchbill.core.residency import Residency
+from watchbill.core.stages import AWAY
 from watchbill.core.state import State
 from watchbill.units import format_bytes
 

@@ -28,12 +28,13 @@ from watchbill.core.emergency import Emergency
 from watchbill.core.guarded import make_policy
 from watchbill.core.leases import Leases
 from watchbill.core.loans import Loans
-from watchbill.core.model_state import PAUSE_MS, STAYING, ModelState, Stage
+from watchbill.core.model_state import PAUSE_MS, ModelState
 from watchbill.core.operator import Operator
 from watchbill.core.policy import Plan, Policy
 from watchbill.core.reasons import Elsewhere, Occasion, Occurred, PlanKind
 from watchbill.core.reconfigure import Reconfigure
 from watchbill.core.residency import Residency
+from watchbill.core.stages import STAYING, Stage
 from watchbill.core.state import WAKE_MAX_MS, State
 from watchbill.core.watchdog import Watchdog
 

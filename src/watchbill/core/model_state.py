@@ -5,61 +5,22 @@ change them.
 """
 
 import math
-from abc import ABC, abstractmethod
-from dataclasses import dataclass
-from enum import Enum, StrEnum
-
-from msgspec import Struct
 
 from watchbill.catalog import Model, PolicyRules, WorkClass
-from watchbill.core.estimate import OFF_FACTOR, ArrivalRate, Context, MeanEstimate, MedianEstimate
-from watchbill.core.line import Line
-from watchbill.core.messages import (
-    LULL_MS,
-    Cause,
-    CutKind,
-    Ended,
-    Footprint,
-    Knowledge,
-    Mishap,
-    Parting,
-    Request,
-)
+from watchbill.core.candidate import LOAD_GUESS_FLOOR_MS, NEVER, CandidateState
+from watchbill.core.estimate import OFF_FACTOR, Context, MeanEstimate, MedianEstimate
+from watchbill.core.messages import LULL_MS, Cause, Ended, Footprint, Knowledge, Mishap, Parting
 from watchbill.core.reasons import Reason
 from watchbill.core.resources import Resource
+from watchbill.core.running import BOUNDARY_MS, Lingering, Running
+from watchbill.core.stages import AWAY, ModelStatus, Stage
 
-__all__ = [
-    "AWAY",
-    "BOUNDARY_MS",
-    "CUT_LIMIT_MS",
-    "HOLDING",
-    "LEAVING",
-    "MOVING",
-    "PAUSE_MS",
-    "STAYING",
-    "Candidate",
-    "HeldTurn",
-    "Lease",
-    "ModelState",
-    "Running",
-    "Stage",
-]
+__all__ = ["PAUSE_MS", "STALL_MS", "WHOLE_TURNS", "ModelState"]
 
 #: First guesses, marked as guesses until there is a measurement.
 LOAD_GUESS_BYTES_PER_MS = 200_000
-LOAD_GUESS_FLOOR_MS = 1_000
-SERVICE_GUESS_MS = 5_000
 STOP_GUESS_MS = 1_000
-#: How much longer an answer takes for each further one beside it, until that is measured.
-SLOWDOWN_GUESS = 0.3
 SLOWDOWN_WEIGHT = 0.1
-#: Background and leased work reaches a safe boundary within about this time.
-BOUNDARY_MS = 1_500
-#: A cut request that is not reported ended by then counts as gone.
-CUT_LIMIT_MS = 10_000
-#: A run that was cut keeps its slot until its engine has let go, at most this long. The bound of the engine layer
-#: (`UPSTREAM_LET_GO_MS`) ends earlier.
-LINGER_LIMIT_MS = 15_000
 #: Silence is suspicious when it lasts this many times longer than the learned time to the first byte.
 SILENCE_FACTOR = 5
 SILENCE_MS_MIN = 1_000
@@ -70,7 +31,6 @@ STALL_MS = 2_500
 LONG_STALL_MS = 60_000
 #: One slot is kept for the top class when it used the model this recently.
 TOP_CLASS_MEMORY_MS = 300_000
-NEVER = -(10**15)
 #: A load that takes longer than this no longer counts as occupying the bus.
 STUCK_FACTOR = 2
 STUCK_EXTRA_MS = 2_000
@@ -91,9 +51,6 @@ PAUSE_MS = 20
 BUSY_SHARE = 0.9
 #: A model that ran dry between two requests is not kept busy for this long.
 PAUSE_MEMORY_MS = 60_000
-#: Priorities are 1 to 5; a request moves up one step for each such share of its patience that is over.
-PRIORITY_LOWEST = 5
-AGING_STEPS = 3
 #: A turn that was cut short is followed by this many whole ones of the same model.
 WHOLE_TURNS = 2
 #: A model that failed this often in a row is quarantined.
@@ -104,249 +61,15 @@ QUARANTINE_MAX_MS = 3_600_000
 HOST_RETRY_MS = 1_000
 
 
-class Stage(Enum):
-    """The stage of a model on its way into memory and out of it."""
-
-    __hash__ = object.__hash__  # Enum's own hashes the name in Python, at every table lookup
-
-    ABSENT = "absent"  # no memory held
-    PLANNED = "planned"  # memory promised, its victims are leaving
-    LOADING = "loading"  # memory held, the engine was told to load
-    READY = "ready"  # serving
-    DRAINING = "draining"  # no new work; leaves when its running requests have ended
-    STOPPING = "stopping"  # the engine was told to stop, or to sleep; memory held until it is back
-    ASLEEP = "asleep"  # its process runs without its weights; it wakes faster than it loads
-
-
-class ModelStatus(StrEnum):
-    """A model's stage, and whether it failed: one word for people and scripts."""
-
-    ABSENT = "absent"
-    PLANNED = "planned"
-    LOADING = "loading"
-    READY = "ready"
-    DRAINING = "draining"
-    STOPPING = "stopping"
-    ASLEEP = "asleep"
-    FAILED = "failed"  # absent, and a load would fail again
-    QUARANTINED = "quarantined"  # absent, and not tried for a while
-
-
 #: Read at every start; looking a member up in its enum takes ten times longer.
 _INTERACTIVE, _ROTATION = WorkClass.INTERACTIVE, WorkClass.ROTATION
-HOLDING = frozenset({Stage.LOADING, Stage.READY, Stage.DRAINING, Stage.STOPPING, Stage.ASLEEP})
-STAYING = frozenset({Stage.PLANNED, Stage.LOADING, Stage.READY, Stage.ASLEEP})
-#: Neither warm nor on the way in: a request for it needs a plan.
-AWAY = (Stage.ABSENT, Stage.ASLEEP)
-#: On the way out: it takes no new requests, and those that come wait for its return.
-LEAVING = (Stage.DRAINING, Stage.STOPPING)
-MOVING = frozenset({Stage.PLANNED, Stage.LOADING, Stage.DRAINING, Stage.STOPPING})
 
 
-class Running(Struct, gc=False):
-    """A granted request."""
-
-    request: Request
-    since: int
-    beside: int  # how many ran when it started, itself included
-    begun: bool = False  # the first token came, or it was cut once before it: no cut before a boundary
-    deadline: int = 0  # when it must be checked: at its time limit, or when its cut should have been reported
-    cut: CutKind | None = None
-    is_orphaned: bool = False  # its engine died or was reset: its time runs on until another engine serves it
-
-    @property
-    def is_patient(self) -> bool:
-        """Whether it may go back to its line in favour of another request: it has half of its patience left."""
-        request = self.request
-        return 2 * (self.since - request.arrived_at) <= request.max_wait_ms
-
-    @property
-    def patience_left_ms(self) -> int:
-        """How long it may wait again. A request that was sent back without being patient gets half of a new wait."""
-        request = self.request
-        return max(request.arrived_at + request.max_wait_ms - self.since, request.max_wait_ms // 2)
-
-
-@dataclass(frozen=True, slots=True)
-class Lingering:
-    """A run that is over, except at its engine: its slot is not free yet."""
-
-    until: int
-    was_silent: bool  # the engine was silent for longer than usual
-
-
-class Lease(Struct):
-    """One peer's right to one model."""
-
-    id: str
-    peer: str
-    model: str
-    renewed_at: int
-
-
-@dataclass(frozen=True, slots=True)
-class HeldTurn:
-    """The place in the order of turns of a request that was refused or ran out of patience.
-
-    It has no weight, but its model will be loaded. Without it a model whose callers all give up would fall behind the
-    others each time, and two of three models would take turns without end.
-    """
-
-    due: int
-    work_class: WorkClass
-
-
-class Candidate(ABC):
-    """Something that requests wait for: a model, or models that are needed together (`companions`).
-
-    It has a line and a rank among the others, and a policy chooses between candidates. A request in its line runs on
-    the model that is `serving`.
-    """
-
-    is_set = False  # several models together
-    in_epoch = False  # its ingestion window is open
-    members: "tuple[ModelState, ...]"  # the models that must be in memory for it, the serving one first
-    serving: "ModelState"  # the model that answers the requests of this line
-
-    def __init__(self, name: str, spec: Model, rules: PolicyRules) -> None:
-        self.name, self.spec, self.rules = name, spec, rules
-        self.stage = Stage.ABSENT
-        self.since = NEVER  # start of the present stage
-        self.line = Line()
-        self.running: dict[str, Running] = {}  # empty for a set: its requests run on the first member
-        self.held_turn: HeldTurn | None = None
-        self.needs: dict[Resource, int] = {}  # of the ledger's resources; kept by the state
-        self.load = MedianEstimate(LOAD_GUESS_FLOOR_MS)
-        self.service = MeanEstimate(SERVICE_GUESS_MS)
-        self.slowdown: float = SLOWDOWN_GUESS
-        self.rate = ArrivalRate()
-        self.last_class = WorkClass.ROTATION  # the class of its newest arrival
-        self.last_used = self.top_class_at = NEVER
-        self.retry_at = NEVER
-        self.failure: str | None = None  # the last reason, for people
-        self.silence: str | None = None  # why its host cannot be asked; no request is sent there
-        self.is_under_way = False  # of a set: planned, and not complete yet
-
-    @property
-    def first_device(self) -> str | None:
-        """The device that the journal names for it."""
-        return next((need for need in self.needs if isinstance(need, str)), None)
-
-    @property
-    @abstractmethod
-    def arriving(self) -> "tuple[ModelState, ...]":
-        """The models that a plan for it would load."""
-
-    @property
-    @abstractmethod
-    def wants_memory(self) -> bool:
-        """Whether it has work for which a model must be loaded."""
-
-    @property
-    def is_idle(self) -> bool:
-        """Whether no request waits or runs."""
-        return not self.line and not self.running
-
-    @abstractmethod
-    def drain_ms(self, now: int) -> float:
-        """Milliseconds until the memory that leaves for it would be back."""
-
-    def top_class(self) -> WorkClass:
-        """The highest class of its work; rotation when there is none. Held turns do not count."""
-        return self.line.top_class()
-
-    def work_of(self, work_class: WorkClass) -> int:
-        """The number of requests of this class or a higher one that it has to serve."""
-        running = sum(1 for r in self.running.values() if r.request.work_class <= work_class)
-        return running + sum(self.line.counts[: work_class + 1])
-
-    def turn_class(self) -> WorkClass:
-        """The class of its turn: the highest class that waits, or that of its held turn."""
-        waiting = self.line.top_class()
-        return waiting if self.held_turn is None else min(waiting, self.held_turn.work_class)
-
-    @property
-    def is_promised(self) -> bool:
-        """Whether its turn must come: rotation is never promised one."""
-        return self.held_turn is not None or self.top_class() is not WorkClass.ROTATION
-
-    def due(self) -> int | None:
-        """When the most impatient request of its line, or its held turn, must have had a turn."""
-        first, held_turn = self.line.earliest_due(), self.held_turn
-        if first is None:
-            return None if held_turn is None else held_turn.due
-        return first[0] if held_turn is None else min(first[0], held_turn.due)
-
-    def next_came(self) -> tuple[float, str]:
-        """The arrival time of the next request to be served. Finding the oldest of all would scan the whole line."""
-        came = self.line.oldest_arrival()
-        return (float("inf") if came is None else came, self.name)
-
-    @property
-    def held_turn_ends(self) -> float:
-        """When its held turn is dropped, if its caller has not come back."""
-        return float("inf") if self.held_turn is None else self.held_turn.due + self.load.ms
-
-    def weight_waiting(self, *, leased_counts: bool) -> float:
-        """The weight of its line. Leased work has no weight while an interactive request waits."""
-        weights = self.rules.weights
-        return sum(
-            count * weights[work_class]
-            for work_class, count in enumerate(self.line.counts)
-            if count and (leased_counts or work_class != WorkClass.LEASED)
-        )
-
-    def rank(self, now: int) -> tuple[WorkClass, bool, int]:
-        """Its place among models that wait: class, the operator's own calls, then priority with its age.
-
-        A request moves up one priority for each third of its patience that is over. Above the best priority, too: of
-        requests that wait together the better one keeps its place.
-        """
-        first = self.line.first()
-        if first is None:
-            return (self.turn_class(), True, PRIORITY_LOWEST)
-        aged = AGING_STEPS * (now - first.arrived_at) // max(1, first.max_wait_ms)
-        return (first.work_class, not first.operator, first.priority - aged)
-
-    def asked_rank(self) -> tuple[WorkClass, bool, int]:
-        """Its place among models that wait as its callers asked for it, whatever the age of their requests."""
-        first = self.line.first()
-        if first is None:
-            return (self.turn_class(), True, PRIORITY_LOWEST)
-        return (first.work_class, not first.operator, first.priority)
-
-    # ------------------------------------------------------------------ durations
-
-    def batch_factor(self, count: int) -> float:
-        """How much slower one answer is when `count` are served at once."""
-        slots = self.spec.concurrency
-        return 1 + self.slowdown * ((count if count < slots else slots) - 1) if count > 1 else 1.0
-
-    def service_of(self, count: int) -> float:
-        """Milliseconds to serve `count` requests."""
-        if not count:
-            return 0.0
-        return self.service.ms * self.batch_factor(count) * math.ceil(count / self.spec.concurrency)
-
-    @property
-    def next_load_ms(self) -> float:
-        """How long its next load takes."""
-        return self.load.ms
-
-    @property
-    def is_load_unsure(self) -> bool:
-        """Whether its load time is a guess."""
-        return self.load.is_guess
-
-    @property
-    def quantum_ms(self) -> float:
-        """The minimum length of a turn."""
-        return self.rules.alpha * self.load.ms
-
-
-class ModelState(Candidate):
+class ModelState(CandidateState):
     """One model."""
 
+    serving: "ModelState"  # itself: the model that answers the requests of its line
+    members: "tuple[ModelState, ...]"  # itself: the models that must be in memory for it
     left: Cause | None = None  # why it was last unloaded
     is_routed = False  # the routing rule has a say even while it is free; kept by the state
     good_at = NEVER  # its last good answer
@@ -365,7 +88,7 @@ class ModelState(Candidate):
         self.users: dict[str, Running] = {}  # requests that run elsewhere and need it beside their own model
         self.awaited: WorkClass | None = None  # the highest class that waits for it and others together
         self.is_kept_for_set = False  # its set is being loaded: no swap evicts it
-        self.companion_sets: list[Candidate] = []  # the ready sets whose next request it would serve
+        self.companion_sets: list[CandidateState] = []  # the ready sets whose next request it would serve
         self.footprint = known.footprint
         self.measured: dict[str, int] = {}  # the most memory it was seen to occupy while warm
         self.seen: dict[
@@ -426,7 +149,7 @@ class ModelState(Candidate):
                 kind.learn(ms)
 
     @property
-    def arriving(self) -> "tuple[ModelState, ...]":
+    def arriving(self) -> tuple["ModelState", ...]:
         """Itself."""
         return (self,)
 

@@ -1,5 +1,6 @@
 """The operator's commands: evict a model by hand, lend a device for maintenance (RES-14)."""
 
+from watchbill.core.companions import Candidate
 from watchbill.core.messages import (
     Cause,
     CutKind,
@@ -10,9 +11,10 @@ from watchbill.core.messages import (
     Reply,
     RetryAsked,
 )
-from watchbill.core.model_state import HOLDING, Candidate, ModelState, Stage
+from watchbill.core.model_state import ModelState
 from watchbill.core.reasons import Occasion, Occurred
 from watchbill.core.residency import Residency
+from watchbill.core.stages import HOLDING, Stage
 from watchbill.core.state import State
 
 __all__ = ["Operator"]

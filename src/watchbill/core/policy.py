@@ -33,12 +33,13 @@ from typing import Protocol
 from msgspec.structs import replace as struct_replace
 
 from watchbill.catalog import WorkClass
+from watchbill.core.companions import Candidate
 from watchbill.core.contenders import movable, share_room, uncertainty, waiting, wanting, yielding
 from watchbill.core.cover import Cover, can_cover, cover
 from watchbill.core.forecast import Forecast, Room, forecast_start
 from watchbill.core.hard_turns import Due, HardTurn, hard_turns
 from watchbill.core.messages import Request
-from watchbill.core.model_state import AWAY, LEAVING, PAUSE_MS, Candidate, ModelState, Stage
+from watchbill.core.model_state import PAUSE_MS, ModelState
 from watchbill.core.reasons import (
     Fits,
     Outweighs,
@@ -50,6 +51,7 @@ from watchbill.core.reasons import (
     WaitedLongest,
 )
 from watchbill.core.resources import Needs, shortage
+from watchbill.core.stages import AWAY, LEAVING, Stage
 from watchbill.core.state import State
 from watchbill.core.turns import (
     SOFT_TURN_LOWER,

@@ -18,8 +18,10 @@ from operator import attrgetter
 from msgspec import structs
 
 from watchbill.catalog import Catalog, Lane, Model
+from watchbill.core.companions import Candidate
 from watchbill.core.messages import Footprint, Knowledge, Reconfigured
-from watchbill.core.model_state import STAYING, Candidate, ModelState, Stage
+from watchbill.core.model_state import ModelState
+from watchbill.core.stages import STAYING, Stage
 from watchbill.core.state import State
 
 __all__ = ["EFFECTS", "SEEN_BY", "Effect", "Reconfigure", "effect_of"]

@@ -51,7 +51,7 @@ from watchbill.core.messages import (
     Stopped,
     WakeModel,
 )
-from watchbill.core.model_state import HOLDING, MOVING, ModelState, Running, Stage
+from watchbill.core.model_state import ModelState
 from watchbill.core.policy import Plan
 from watchbill.core.reasons import (
     BecameWarm,
@@ -66,6 +66,8 @@ from watchbill.core.reasons import (
     Swapped,
 )
 from watchbill.core.resources import shortage
+from watchbill.core.running import Running
+from watchbill.core.stages import HOLDING, MOVING, Stage
 from watchbill.core.state import State
 from watchbill.errors import IllegalTransition
 

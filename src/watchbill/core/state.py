@@ -12,8 +12,11 @@ it.
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from msgspec import Struct
+
 from watchbill.catalog import BUILT_IN_LANES, Catalog, Model, WorkClass
-from watchbill.core.companions import CompanionSets
+from watchbill.core.candidate import NEVER, HeldTurn
+from watchbill.core.companions import Candidate, CompanionSets
 from watchbill.core.ledger import DeviceBook, Ledger, actual_room, has_room, own_share, planned_room
 from watchbill.core.line import Patience
 from watchbill.core.messages import (
@@ -30,26 +33,27 @@ from watchbill.core.messages import (
     Refuse,
     Request,
 )
-from watchbill.core.model_state import (
-    AWAY,
-    CUT_LIMIT_MS,
-    NEVER,
-    Candidate,
-    HeldTurn,
-    Lease,
-    ModelState,
-    Running,
-    Stage,
-)
+from watchbill.core.model_state import ModelState
 from watchbill.core.reasons import Reason
 from watchbill.core.resources import Needs, Places, Resource, in_order, needs_of, shortage
+from watchbill.core.running import CUT_LIMIT_MS, Running
+from watchbill.core.stages import AWAY, Stage
 
-__all__ = ["WAKE_MAX_MS", "State"]
+__all__ = ["WAKE_MAX_MS", "Lease", "State"]
 
 #: While anything waits or is in memory the core runs a step at least this often.
 WAKE_MAX_MS = 60_000
 
 _EMPTY = Knowledge(Footprint({}))
+
+
+class Lease(Struct):
+    """One peer's right to one model."""
+
+    id: str
+    peer: str
+    model: str
+    renewed_at: int
 
 
 @dataclass(slots=True)

@@ -13,11 +13,14 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from watchbill.catalog import WorkClass
+from watchbill.core.candidate import AGING_STEPS
+from watchbill.core.companions import Candidate
 from watchbill.core.contenders import movable, share_room, uncertainty, wanting
 from watchbill.core.cover import can_cover
 from watchbill.core.hard_turns import Due, HardTurn, hard_turns
 from watchbill.core.messages import Request
-from watchbill.core.model_state import AGING_STEPS, WHOLE_TURNS, Candidate, ModelState, Stage
+from watchbill.core.model_state import WHOLE_TURNS, ModelState
+from watchbill.core.stages import Stage
 from watchbill.core.state import State
 
 __all__ = [

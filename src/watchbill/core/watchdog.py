@@ -29,8 +29,9 @@ that something is wrong.
 from dataclasses import dataclass
 
 from watchbill.core.messages import Alert, AlertKind, Check, Checked, JournalEvent
-from watchbill.core.model_state import STAYING, ModelState, Stage
+from watchbill.core.model_state import ModelState
 from watchbill.core.reasons import Well, failures_text, stalled_text
+from watchbill.core.stages import STAYING, Stage
 from watchbill.core.state import State
 from watchbill.units import format_bytes
 

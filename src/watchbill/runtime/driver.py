@@ -20,8 +20,8 @@ from watchbill.catalog import Catalog, Lane, Model, Reach
 from watchbill.core import messages as m
 from watchbill.core.forecast import can_forecast
 from watchbill.core.machine import Machine
-from watchbill.core.model_state import ModelStatus, Stage
 from watchbill.core.reasons import BecameWarm
+from watchbill.core.stages import ModelStatus, Stage
 from watchbill.errors import TheirsError
 from watchbill.journal import Journal
 from watchbill.listeners import Listener

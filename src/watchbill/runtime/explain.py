@@ -9,13 +9,14 @@ from msgspec.structs import replace
 
 from watchbill.catalog import LOCAL_SITE
 from watchbill.core.absence import Why, absence_of, describe
-from watchbill.core.companions import set_name
+from watchbill.core.companions import Candidate, set_name
 from watchbill.core.machine import Machine
 from watchbill.core.messages import Action, Admit, Arrived, DiskSeen, Grant, LookAtDisk, Note, Refuse, Request
-from watchbill.core.model_state import STAYING, Candidate, ModelState, ModelStatus, Stage
+from watchbill.core.model_state import ModelState
 from watchbill.core.policy import Balance, Rate, movable
 from watchbill.core.reasons import Planned
 from watchbill.core.routing import bar_of, bar_text, in_order
+from watchbill.core.stages import STAYING, ModelStatus, Stage
 from watchbill.runtime.duplicate import duplicate, duplicate_steps
 from watchbill.runtime.views import doubt, hindrance, loading_text, policy_uncertainty, suspicion, wakes_text
 from watchbill.steps import Steps, at_once

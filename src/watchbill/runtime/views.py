@@ -11,14 +11,16 @@ from types import MappingProxyType
 from watchbill import __version__
 from watchbill.catalog import ROTATION_LANE, Lane, WorkClass
 from watchbill.core.absence import Absence, Why, absence_of, constraint_text, describe, obstacle_of
+from watchbill.core.companions import Candidate
 from watchbill.core.forecast import can_forecast
 from watchbill.core.guarded import Guarded
 from watchbill.core.ledger import DeviceBook
 from watchbill.core.machine import Machine
 from watchbill.core.messages import Constraint, Doubted, Request
-from watchbill.core.model_state import HOLDING, Candidate, ModelState, ModelStatus, Stage
+from watchbill.core.model_state import ModelState
 from watchbill.core.policy import Rate, uncertainty
 from watchbill.core.reasons import Uncertainty, stalled_text
+from watchbill.core.stages import HOLDING, ModelStatus, Stage
 from watchbill.core.state import State
 from watchbill.engines.base import Warm
 from watchbill.probes import Reading

@@ -6,10 +6,10 @@ Requests wait as long as necessary: there is no forecast and no refusal. It swap
 blocks all others without limit.
 """
 
+from watchbill.core.companions import Candidate
 from watchbill.core.cover import cover
 from watchbill.core.forecast import Forecast, forecast_start
 from watchbill.core.messages import PlanKind, Request
-from watchbill.core.model_state import Candidate
 from watchbill.core.policy import Plan, arrival_order, movable, returning, waiting
 from watchbill.core.state import State
 

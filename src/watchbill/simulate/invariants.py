@@ -14,8 +14,10 @@ from watchbill.catalog import Catalog, Model, WorkClass
 from watchbill.core import messages as m
 from watchbill.core.companions import set_name
 from watchbill.core.machine import Machine
-from watchbill.core.model_state import AWAY, LINGER_LIMIT_MS, STALL_MS, STAYING, Stage
+from watchbill.core.model_state import STALL_MS
 from watchbill.core.reasons import Cause, Planned, Swapped, TurnCame
+from watchbill.core.running import LINGER_LIMIT_MS
+from watchbill.core.stages import AWAY, STAYING, Stage
 from watchbill.core.watchdog import CHECK_MS, STALL_RESET_PAUSE_MS, STALLED_MAX
 from watchbill.simulate.borrowers import Borrower, Borrowers
 from watchbill.simulate.callers import Caller, CallerState, Faults

@@ -15,7 +15,7 @@ from typing import Protocol
 from watchbill.catalog import Catalog
 from watchbill.core import messages as m
 from watchbill.core.leases import LEASE_MS, LEASES_OF_PEER_MAX, RENEW_MS
-from watchbill.core.model_state import BOUNDARY_MS
+from watchbill.core.running import BOUNDARY_MS
 from watchbill.simulate.callers import Caller, CallerState
 
 __all__ = ["Tenant", "Tenants", "has_leases", "schedule_leases"]

@@ -16,9 +16,9 @@ from typing import Protocol
 
 from watchbill.catalog import Catalog, WorkClass
 from watchbill.core import messages as m
+from watchbill.core.candidate import AGING_STEPS
 from watchbill.core.line import HEAD_START_MS
 from watchbill.core.machine import Machine
-from watchbill.core.model_state import AGING_STEPS
 from watchbill.core.policy import Rate
 from watchbill.core.turns import SOFT_TURN_LOWER
 from watchbill.simulate.callers import Caller, CallerState, Faults

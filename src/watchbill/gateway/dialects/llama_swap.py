@@ -9,7 +9,7 @@ import re
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
-from watchbill.core.model_state import ModelStatus
+from watchbill.core.stages import ModelStatus
 from watchbill.engines.upstream import Outgoing
 from watchbill.errors import NotOffered, RequestError
 from watchbill.gateway.answers import json_response

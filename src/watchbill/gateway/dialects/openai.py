@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, cast
 import msgspec
 
 from watchbill.catalog import Model
-from watchbill.core.model_state import ModelStatus
+from watchbill.core.stages import ModelStatus
 from watchbill.errors import RequestError
 from watchbill.gateway.abilities import Allowed
 from watchbill.gateway.answers import json_response

@@ -14,7 +14,7 @@ import msgspec
 from watchbill.batches.asking import NotNow, Question, Reply
 from watchbill.batches.limits import BATCH_AGAIN_MS
 from watchbill.catalog import BATCHES_LANE
-from watchbill.core.model_state import ModelStatus
+from watchbill.core.stages import ModelStatus
 from watchbill.errors import (
     Cancelled,
     DeviceUnreadable,

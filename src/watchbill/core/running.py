@@ -1,0 +1,49 @@
+"""Running requests: one that was granted a slot of a model, and one that is over except at its engine."""
+
+from dataclasses import dataclass
+
+from msgspec import Struct
+
+from watchbill.core.messages import CutKind, Request
+
+__all__ = ["BOUNDARY_MS", "CUT_LIMIT_MS", "LINGER_LIMIT_MS", "Lingering", "Running"]
+
+#: Background and leased work reaches a safe boundary within about this time.
+BOUNDARY_MS = 1_500
+#: A cut request that is not reported ended by then counts as gone.
+CUT_LIMIT_MS = 10_000
+#: A run that was cut keeps its slot until its engine has let go, at most this long. The bound of the engine layer
+#: (`UPSTREAM_LET_GO_MS`) ends earlier.
+LINGER_LIMIT_MS = 15_000
+
+
+class Running(Struct, gc=False):
+    """A granted request."""
+
+    request: Request
+    since: int
+    beside: int  # how many ran when it started, itself included
+    begun: bool = False  # the first token came, or it was cut once before it: no cut before a boundary
+    deadline: int = 0  # when it must be checked: at its time limit, or when its cut should have been reported
+    cut: CutKind | None = None
+    is_orphaned: bool = False  # its engine died or was reset: its time runs on until another engine serves it
+
+    @property
+    def is_patient(self) -> bool:
+        """Whether it may go back to its line in favour of another request: it has half of its patience left."""
+        request = self.request
+        return 2 * (self.since - request.arrived_at) <= request.max_wait_ms
+
+    @property
+    def patience_left_ms(self) -> int:
+        """How long it may wait again. A request that was sent back without being patient gets half of a new wait."""
+        request = self.request
+        return max(request.arrived_at + request.max_wait_ms - self.since, request.max_wait_ms // 2)
+
+
+@dataclass(frozen=True, slots=True)
+class Lingering:
+    """A run that is over, except at its engine: its slot is not free yet."""
+
+    until: int
+    was_silent: bool  # the engine was silent for longer than usual
