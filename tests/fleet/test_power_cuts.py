@@ -26,8 +26,9 @@ from support.power_cut import Disk, loop_disk
 from watchbill.files import uncached
 from watchbill.files.atomic import is_left_draft
 from watchbill.files.checked_log import whole_lines
+from watchbill.fleet.agent.concluding import conclude
 from watchbill.fleet.agent.questions import Question
-from watchbill.fleet.agent.work import Finished, Prepared, Setting, conclude
+from watchbill.fleet.agent.work import Finished, Prepared, Setting
 from watchbill.fleet.folder import places
 from watchbill.fleet.folder.slips import Slip
 from watchbill.fleet.folder.work import Work

@@ -14,7 +14,8 @@ import pytest
 from support.eventually import wait_until
 from support.fleet_rig import FleetRig, marked_processes
 from watchbill.errors import ConfigError
-from watchbill.fleet.agent import work
+from watchbill.fleet.agent.preparing import CannotCage, NotNow, prepare
+from watchbill.fleet.agent.work import Setting
 from watchbill.fleet.folder.slips import Slip
 from watchbill.fleet.folder.work import Work
 from watchbill.fleet.permissions.rules import Network, RuleBook
@@ -175,9 +176,9 @@ def test_an_agent_that_cannot_make_the_sandbox_runs_nothing_of_the_task(tmp_path
     demands = Work(command="true", sandbox=Sandbox.STRICT)
     slip = Slip("a", "b1", "p", 1, 1, 0, (), {}, (), demands)
     for can in (frozenset[Sandbox](), frozenset({Sandbox.LIGHT})):
-        setting = work.Setting(tmp_path, "cpu-1", tmp_path / "outputs", sandboxes=can)
-        with pytest.raises(work.CannotCage, match="strict"):
-            work.prepare(setting, "name", slip)
+        setting = Setting(tmp_path, "cpu-1", tmp_path / "outputs", sandboxes=can)
+        with pytest.raises(CannotCage, match="strict"):
+            prepare(setting, "name", slip)
     assert list((tmp_path / "outputs").iterdir()) == []
 
 
@@ -192,9 +193,9 @@ def test_a_word_of_a_later_version_in_a_slip_is_left_to_agents_that_know_it(
         (tmp_path / folder).mkdir(parents=True)
     content = Slip("a", "b1", "p", 1, 1, 0, (), {}, (), Work(command="true")).encode()
     slip = Slip.decode(json.dumps({**json.loads(content), key: word}).encode())
-    setting = work.Setting(tmp_path, "cpu-1", tmp_path / "outputs", sandboxes=frozenset(Sandbox))
-    with pytest.raises(work.NotNow, match=f"{key} .*{word}.*this version does not know"):
-        work.prepare(setting, "name", slip)
+    setting = Setting(tmp_path, "cpu-1", tmp_path / "outputs", sandboxes=frozenset(Sandbox))
+    with pytest.raises(NotNow, match=f"{key} .*{word}.*this version does not know"):
+        prepare(setting, "name", slip)
     assert json.loads(slip.encode())[key] == word
     assert list((tmp_path / "outputs").iterdir()) == []
 

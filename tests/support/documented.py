@@ -5,7 +5,7 @@ import typing
 from pathlib import Path
 from typing import Any
 
-__all__ = ["holds", "literals", "rows_of", "working"]
+__all__ = ["check_table", "holds", "literals", "rows_of", "working"]
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 
@@ -15,6 +15,15 @@ def rows_of(page: str, title: str) -> dict[str, tuple[str, str]]:
     section = (DOCS / page).read_text().split(f"### {title}\n")[1].split("\n#")[0]
     rows = re.findall(r"^\| `([^`]+)` \| (\w+) \| (.*) \|$", section, re.MULTILINE)
     return {name: (what, why) for name, what, why in rows}
+
+
+def check_table(page: str, title: str, treatment: typing.Mapping[str, str]) -> None:
+    """Assert that a table of a page says what the code does with each name, and why where that does not work."""
+    rows = rows_of(page, title)
+    assert {name: what for name, (what, _) in rows.items()} == {
+        name: str(what) for name, what in treatment.items()
+    }
+    assert all(why.strip() for what, why in rows.values() if what != "works")
 
 
 def working(page: str, title: str) -> set[str]:

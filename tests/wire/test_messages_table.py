@@ -16,7 +16,7 @@ from anthropic.types.beta import (
     message_create_params,
 )
 
-from support.documented import holds, literals, rows_of, working
+from support.documented import check_table, holds, literals, rows_of, working
 from support.open_gateway import open_gateway
 from support.peer import chat_events, sse, stream_of, tool_events
 from watchbill.gateway.dialects.anthropic.treatment import (
@@ -62,11 +62,7 @@ def types_of(union: Any) -> set[str]:
 @pytest.mark.parametrize("title", TABLES)
 def test_the_page_says_what_the_code_does_with_each(title: str) -> None:
     """LANE-01: nothing is silently ignored; the table is in the docs. What does not work has its reason."""
-    rows = rows_of(PAGE, title)
-    assert {name: what for name, (what, _) in rows.items()} == {
-        name: str(what) for name, what in TABLES[title].items()
-    }
-    assert all(why.strip() for what, why in rows.values() if what != "works")
+    check_table(PAGE, title, TABLES[title])
 
 
 def test_the_tables_have_everything_that_the_client_knows() -> None:

@@ -15,19 +15,9 @@ from pathlib import Path
 from watchbill.errors import OursError
 from watchbill.files.watch import Watch
 from watchbill.fleet import limits
-from watchbill.fleet.agent.work import (
-    CannotCage,
-    Finished,
-    NotForUs,
-    NotNow,
-    Prepared,
-    Setting,
-    conclude,
-    hide_so_far,
-    prepare,
-    show_so_far,
-    touched,
-)
+from watchbill.fleet.agent.concluding import conclude
+from watchbill.fleet.agent.preparing import CannotCage, NotForUs, NotNow, prepare
+from watchbill.fleet.agent.work import Finished, Prepared, Setting, hide_so_far, show_so_far, touched
 from watchbill.fleet.folder import places, signals
 from watchbill.fleet.folder.board import Board
 from watchbill.fleet.folder.disk import FolderDisk
