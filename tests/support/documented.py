@@ -5,7 +5,7 @@ import typing
 from pathlib import Path
 from typing import Any
 
-__all__ = ["check_table", "holds", "literals", "rows_of", "working"]
+__all__ = ["assert_documented", "holds", "literals", "rows_of", "working"]
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 
@@ -17,7 +17,7 @@ def rows_of(page: str, title: str) -> dict[str, tuple[str, str]]:
     return {name: (what, why) for name, what, why in rows}
 
 
-def check_table(page: str, title: str, treatment: typing.Mapping[str, str]) -> None:
+def assert_documented(page: str, title: str, treatment: typing.Mapping[str, str]) -> None:
     """Assert that a table of a page says what the code does with each name, and why where that does not work."""
     rows = rows_of(page, title)
     assert {name: what for name, (what, _) in rows.items()} == {

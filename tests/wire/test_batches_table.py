@@ -11,7 +11,7 @@ from anthropic.types.beta.messages import batch_create_params as message_batch_p
 from anthropic.types.messages import MessageBatch
 from openai.types import Batch, batch_create_params, file_create_params
 
-from support.documented import check_table, literals, rows_of, working
+from support.documented import assert_documented, literals, rows_of, working
 from support.eventually import eventually
 from support.open_gateway import OpenGateway, RawAnswer
 from watchbill.gateway.dialects.batches.treatment import (
@@ -54,7 +54,7 @@ REQUESTS = [{"custom_id": "one", "params": MESSAGE}]
 @pytest.mark.parametrize("title", TABLES)
 def test_the_page_says_what_the_code_does_with_each(title: str) -> None:
     """LANE-01: nothing is silently ignored; the table is in the docs. What does not work has its reason."""
-    check_table(PAGE, title, TABLES[title])
+    assert_documented(PAGE, title, TABLES[title])
 
 
 def test_the_tables_have_everything_that_the_clients_know() -> None:

@@ -15,7 +15,7 @@ from openai.types.responses import (
     response_create_params,
 )
 
-from support.documented import check_table, holds, literals, rows_of, working
+from support.documented import assert_documented, holds, literals, rows_of, working
 from support.eventually import eventually
 from support.open_gateway import CATALOG, OpenGateway, open_gateway
 from support.peer import sse, stream_of, tool_events
@@ -41,7 +41,7 @@ def types_of(union: Any) -> set[str]:
 @pytest.mark.parametrize("title", TABLES)
 def test_the_page_says_what_the_code_does_with_each(title: str) -> None:
     """LANE-01: nothing is silently ignored; the table is in the docs. What does not work has its reason."""
-    check_table(PAGE, title, TABLES[title])
+    assert_documented(PAGE, title, TABLES[title])
 
 
 def test_the_tables_have_everything_that_the_client_knows() -> None:
