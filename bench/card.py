@@ -10,31 +10,19 @@ import argparse
 import json
 import os
 import signal
-import subprocess
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 
-from support.eventually import wait_until
+from on_card import OnCard, Sampler
 from support.fleet_folder import FleetFolder, shared_folder
 from watchbill.fleet.folder import places
-from watchbill.probes.nvml import NvmlProbe, load_nvml
 
-#: A program that takes so many MiB of the card and keeps them for so many seconds.
-TAKE = """
-import sys, time, torch
-held = torch.zeros(int(sys.argv[1]) << 20, dtype=torch.uint8, device="cuda")
-torch.cuda.synchronize()
-print("took", held.numel() >> 20, flush=True)
-time.sleep(float(sys.argv[2]))
-"""
 #: A model that takes so many MiB and answers every chat with one word.
 MODEL = r"""
 import json, sys, torch
@@ -97,25 +85,20 @@ SCRIPT = """### {name}
 #: What a CUDA context takes beside the tensors of a program, at most.
 CONTEXT_MB = 1_024
 CAPACITY_MB = 24 * 1024
-PATIENCE_S = 120.0
 
 
-class Trial:
+class Trial(OnCard):
     """A daemon with one agent on the card, and what was promised and seen."""
 
     def __init__(self, fleet: FleetFolder, python: str) -> None:
-        self.fleet, self.python, self.failed = fleet, python, 0
-        for name, text in (("take.py", TAKE), ("model.py", MODEL)):
-            (fleet.home / name).write_text(text)
+        super().__init__(fleet.home, python)
+        self.fleet = fleet
+        (fleet.home / "model.py").write_text(MODEL)
         config = CONFIG.format(python=python, model=fleet.home / "model.py")
         (fleet.home / "watchbill.toml").write_text(config)
         fleet.start("-m", "watchbill", "up", "--port", "0", "--config", "watchbill.toml")
         fleet.root = fleet.home / "home" / "fleet"
         self.until(lambda: bool(self.heartbeat()))
-
-    def say(self, what: str, seen: str, kept: bool) -> None:
-        self.failed += not kept
-        print(f"{'kept  ' if kept else 'BROKEN'}  {what}: {seen}", flush=True)
 
     def heartbeat(self) -> dict[str, Any]:
         try:
@@ -142,54 +125,9 @@ class Trial:
 
     def task(self, name: str, size_mb: int, estimate_mb: int, seconds: float = 3.0) -> str:
         return SCRIPT.format(
-            name=name, estimate=estimate_mb, python=self.python, take=self.fleet.home / "take.py", size=size_mb,
+            name=name, estimate=estimate_mb, python=self.python, take=self.take, size=size_mb,
             seconds=seconds,
         )  # fmt: skip
-
-    @contextmanager
-    def stranger(self, mib: int) -> Generator[None]:
-        """Somebody else's program on the card."""
-        program = [self.python, str(self.fleet.home / "take.py"), str(mib), str(2 * PATIENCE_S)]
-        process = subprocess.Popen(program, stdout=subprocess.PIPE, text=True)
-        try:
-            assert process.stdout is not None
-            process.stdout.readline()
-            yield
-        finally:
-            process.kill()
-            process.wait(PATIENCE_S)
-
-    def until(self, true: Callable[[], bool]) -> float:
-        """The seconds until it was true."""
-        begun = time.monotonic()
-        wait_until(true, PATIENCE_S)
-        return time.monotonic() - begun
-
-
-class Sampler:
-    """The card's memory by process, as the driver tells it."""
-
-    def __init__(self) -> None:
-        library = load_nvml()
-        if library is None:
-            raise SystemExit("nvidia-ml-py is missing: pip install nvidia-ml-py")
-        self._probe = NvmlProbe(library)
-        self.most_mb = 0
-        threading.Thread(target=self._watch, daemon=True).start()
-
-    def by_process(self) -> dict[int, int]:
-        return {pid: used >> 20 for pid, used in self._probe.read()["gpu:0"].processes.items()}
-
-    def free_mb(self) -> int:
-        return self._probe.read()["gpu:0"].available >> 20
-
-    def _watch(self) -> None:
-        while True:
-            self.most_mb = max(self.most_mb, sum(self.by_process().values()))
-            time.sleep(0.02)
-
-    def again(self) -> None:
-        self.most_mb = 0
 
 
 def play(trial: Trial, sampler: Sampler) -> None:

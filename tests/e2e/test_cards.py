@@ -4,8 +4,11 @@ import json
 import os
 import shlex
 import sys
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
+import psutil
 import pytest
 
 from e2e.place import Place, scripted
@@ -14,7 +17,7 @@ from support.eventually import wait_until
 from watchbill.engines import llama_server
 from watchbill.processes.device_lock import locks_folder
 
-MB = 10**6
+MB, GB = 10**6, 10**9
 
 
 def card(temperature: int) -> str:
@@ -55,6 +58,31 @@ def test_a_hot_card_takes_nothing_new_and_a_lower_tier_serves_until_it_cools(pla
     cards.write_text("not a card")
     wait_until(lambda: any(alert["alert"] == "probe" for alert in place.events("alert")))
     assert daemon.chat("large")[0] == 200
+
+
+@pytest.mark.timeout(60)
+def test_a_model_that_still_loads_is_not_somebody_else_on_the_card(place: Place) -> None:
+    """RES-27, FLEET-04: a model that fills a small card made it take no loads, until its process was next looked at."""
+    cards = place.folder / "cards.json"
+
+    def fill(pids: Iterable[int]) -> dict[str, Any]:
+        """What the daemon says of the card that is full by then, whoever fills it."""
+        used = {str(pid): "5.8GB" for pid in pids}
+        step = {"at": 0, "used": f"{5.8 + len(used) / 1000}GB", "processes": used}
+        cards.write_text(json.dumps({"cards": [{"name": "gpu:0", "capacity": "6GB", "timeline": [step]}]}))
+        free = round(6 * GB - (5.8 + len(used) / 1000) * GB)
+        wait_until(lambda: daemon.status()["devices"]["gpu:0"]["available"] == free)
+        return daemon.status()["devices"]["gpu:0"]
+
+    cards.write_text(json.dumps({"cards": [{"name": "gpu:0", "capacity": "6GB"}]}))
+    place.environment["WATCHBILL_FAKE_GPUS"] = str(cards)
+    large = weighing("large", '{ "gpu:0" = "5GB" }', "load = '5m'", "permanent = true")
+    place.config.write_text("[devices.'gpu:0']\n" + large)
+    daemon = place.up()
+    wait_until(lambda: daemon.is_in("large", "loading"))
+    engine = psutil.Process(daemon.pid).children(recursive=True)[-1]
+    assert fill([engine.pid])["constrained"] is None
+    assert fill([])["constrained"] == "others use 97 % of its memory, and its limit is 95 %"
 
 
 @pytest.mark.timeout(60)

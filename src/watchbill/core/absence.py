@@ -218,13 +218,18 @@ def constraint_text(limit: Constraint) -> str:
     """The health limit that a device exceeds, in words."""
     match limit.trouble:
         case Trouble.HEAT:
-            return f"{limit.figure:.0f} C, and its limit is {limit.limit:.0f} C"
+            return f"{limit.figure:.0f} C, {_beyond(limit)} {limit.limit:.0f} C"
         case Trouble.MEMORY:
-            return f"others use {limit.figure:.0f} % of its memory, and its limit is {limit.limit:.0f} %"
+            return f"others use {limit.figure:.0f} % of its memory, {_beyond(limit)} {limit.limit:.0f} %"
         case Trouble.POWER:
-            return f"{limit.figure:.0f} W, and its limit is {limit.limit:.0f} W"
+            return f"{limit.figure:.0f} W, {_beyond(limit)} {limit.limit:.0f} W"
         case Trouble.THROTTLED:
             return f"it slows itself down: {', '.join(limit.throttled)}"
+
+
+def _beyond(limit: Constraint) -> str:
+    """A device recovers with a margin below its limit."""
+    return "and its limit is" if limit.figure >= limit.limit else "not far enough below its limit of"
 
 
 class Missing:

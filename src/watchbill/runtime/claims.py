@@ -240,6 +240,10 @@ class Claims:
             found.setdefault(loan.device, {})[loan.id] = min(loan.size or 0, loan.used)
         return found
 
+    def own_pids(self) -> set[int]:
+        """The processes of the daemon and its engines, without those that hold a loan. Blocks on /proc."""
+        return _own_pids({claim.pid for claim in list(self._claims.values()) if claim.pid is not None})
+
     def _note_use(self, loans: list[Claim], cards: Mapping[str, Reading]) -> None:
         """A holder's memory is that of its process tree, less the daemon's own, which a holder may have started. One
         holder may have several loans of a device: those whose user is known have what its tree uses, and the others

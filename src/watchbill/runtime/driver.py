@@ -137,6 +137,7 @@ class Driver:
             "memory": self._engines.memory,
             "asleep": self._engines.asleep,
             "borrowed": self.claims.measure,
+            "ours": lambda cards: self._engines.held_on_cards(cards, self.claims.own_pids()),
         }
         self._probe_loop = parts.make_probe_loop(
             catalog=catalog, **looks, feed=self._observed, alert=self._alert

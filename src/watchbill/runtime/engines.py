@@ -8,7 +8,7 @@ warm is reported at once, because its process may die right after, and the death
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping
 from dataclasses import asdict, replace
 from functools import partial
 
@@ -355,6 +355,22 @@ class Engines:
                 self._cards[model] = self._on_cards(model, cards)
                 found[model] = (attempt, {**engine.memory(model), **self._cards[model]})
         return found
+
+    def held_on_cards(self, cards: Cards, own: Collection[int]) -> dict[str, int]:
+        """Device -> what our models hold there in this very reading, those that still load included. `own` are the
+        daemon's processes and its engines'. Blocks on /proc: call it in a thread."""
+        up = list(self._up.items())
+        pids = set(own).union(*(pids_of_tree(warm.pid) for _, warm in up if warm.pid not in (None, *own)))
+        held = {
+            device: sum(size for pid, size in card.processes.items() if pid in pids)
+            for device, card in cards.items()
+        }
+        for model in (model for model, warm in up if warm.pid is None):
+            engine = self._hosts.get(model)
+            told = engine.memory(model) if isinstance(engine, Watched) else self._on_cards(model, cards)
+            for device in held:
+                held[device] += told.get(device, 0)
+        return held
 
     def _held_on_cards(self, model: str) -> dict[str, int]:
         """The memory of a model on the cards in the last reading."""

@@ -108,7 +108,8 @@ class Placing:
         known = (model.name for model in self._movable(catalog) if model.name in self._sizes)
         large = [name for name in known if name not in self._chosen]
         if self.cards and large:
-            lines.append(f"{_listed(large)} {_go(large)} to the machine's memory: no card has room for it")
+            whom = "it" if len(large) == 1 else "them"
+            lines.append(f"{_listed(large)} {_go(large)} to the machine's memory: no card has room for {whom}")
         return lines
 
     def _movable(self, catalog: Catalog) -> list[Model]:

@@ -51,6 +51,7 @@ class ProbeLoop:
         *,
         asleep: Callable[[], Awaitable[Mapping[str, bool]]] | None = None,
         borrowed: SeeLoans | None = None,
+        ours: Callable[[Cards], Mapping[str, int]] | None = None,
         alert: Callable[[Alert], None] | None = None,
         ram: RamProbe | None = None,
         disk: DiskProbe | None = None,
@@ -60,6 +61,8 @@ class ProbeLoop:
         self._ram, self._disk, self._clock, self._alert = ram, disk, clock, alert
         self._see_sleep, self._asleep = asleep, dict[str, bool]()
         self._see_loans, self._loans = borrowed, Borrowed()
+        self._see_ours = ours
+        self._ours: dict[str, int] = {}  # card -> what our models hold there
         self._constraints: dict[str, Constraint] = {}  # the devices that took no loads at the last reading
         self._failed = [0] * len(probes)  # failed readings in a row
         self._blind = 0  # failed readings of the processes in a row
@@ -103,8 +106,8 @@ class ProbeLoop:
             self._count_failures()
             cards = {name: r for found in readings for name, r in found.items() if r.health is not None}
             saw = processes and await self._see_processes(cards)
-            if not processes:
-                await self._see_loans_of_cards(cards)
+            if cards:
+                await self._see_cards(cards, loans=not processes)
         self.cards = cards
         now = round(self._clock() * 1000)
         devices = {
@@ -134,11 +137,14 @@ class ProbeLoop:
 
         self._disk.look_now(tell)
 
-    async def _see_loans_of_cards(self, cards: Cards) -> None:
-        """Reads what is used of loans of cards, at every reading: a task may be over before the processes are due."""
-        if cards and self._see_loans is not None:
-            with suppress(OSError):  # any errno: /proc cannot be read now, and the last figures stay valid
+    async def _see_cards(self, cards: Cards, *, loans: bool) -> None:
+        """Reads what is ours on the cards, at every reading: a task may be over before the processes are due, and a
+        model that was just loaded would count as somebody else's until then."""
+        with suppress(OSError):  # any errno: /proc cannot be read now, and the last figures stay valid
+            if loans and self._see_loans is not None:
                 self._loans = dict(await asyncio.to_thread(self._see_loans, cards, ram=False))
+            if self._see_ours is not None:
+                self._ours = dict(await asyncio.to_thread(self._see_ours, cards))
 
     async def _see_processes(self, cards: Cards) -> bool:
         """Reads each engine's process. Where that fails, the last readings stay valid."""
@@ -173,8 +179,7 @@ class ProbeLoop:
 
     def _held_on(self, device: str) -> int:
         """The bytes of a device that our models and the holders of loans use: they make no card unwell."""
-        loans = sum(self._loans.get(device, {}).values())
-        return loans + sum(memory.get(device, 0) for _, memory in self._models.values())
+        return sum(self._loans.get(device, {}).values()) + self._ours.get(device, 0)
 
     def _stalls(self) -> bool:
         try:
