@@ -14,7 +14,7 @@ from watchbill.core.messages import Constraint, DeviceReading
 from watchbill.errors import TheirsError
 from watchbill.units import Bytes, Millis
 
-__all__ = ["CardHealth", "Probe", "ProbeError", "Reading"]
+__all__ = ["CardHealth", "Cards", "Probe", "ProbeError", "Reading"]
 
 
 class ProbeError(TheirsError):
@@ -57,6 +57,10 @@ class Reading:
         return DeviceReading(
             self.capacity, self.available, age_ms, constrained, health.power_w, health.power_limit_w
         )
+
+
+#: The readings of cards by the names of their devices.
+Cards = Mapping[str, Reading]
 
 
 class Probe(Protocol):

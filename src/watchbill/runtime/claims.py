@@ -11,14 +11,14 @@ import asyncio
 import contextlib
 import itertools
 import os
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Protocol
 
 from watchbill.catalog import RAM
 from watchbill.errors import LaneFull, NotFound, RequestError, TheirsError
 from watchbill.files.host import start_time
-from watchbill.probes import Reading
+from watchbill.probes import Cards
 from watchbill.probes.trees import pids_of_tree, pss_of_pids
 from watchbill.runtime.limits import CLAIM_LOOK_MS, CLAIM_RENEW_MS, LOANS_MAX
 
@@ -227,7 +227,7 @@ class Claims:
 
     # ------------------------------------------------------------------ what the holders use
 
-    def measure(self, cards: Mapping[str, Reading], *, ram: bool) -> dict[str, dict[str, int]]:
+    def measure(self, cards: Cards, *, ram: bool) -> dict[str, dict[str, int]]:
         """Device -> loan -> the bytes that its holder uses. Blocks on /proc: call it in a thread.
 
         Without `ram` only the cards are read, which costs little, and loans of RAM keep their last figures.
@@ -244,7 +244,7 @@ class Claims:
         """The processes of the daemon and its engines, without those that hold a loan. Blocks on /proc."""
         return _own_pids({claim.pid for claim in list(self._claims.values()) if claim.pid is not None})
 
-    def _note_use(self, loans: list[Claim], cards: Mapping[str, Reading]) -> None:
+    def _note_use(self, loans: list[Claim], cards: Cards) -> None:
         """A holder's memory is that of its process tree, less the daemon's own, which a holder may have started. One
         holder may have several loans of a device: those whose user is known have what its tree uses, and the others
         are filled with the rest in the order in which they were asked for.
@@ -271,7 +271,7 @@ def _own_pids(holders: set[int]) -> set[int]:
     return tree
 
 
-def _used(pid: int, device: str, cards: Mapping[str, Reading], but: set[int]) -> int:
+def _used(pid: int, device: str, cards: Cards, but: set[int]) -> int:
     pids = [member for member in pids_of_tree(pid) if member not in but]
     if device == RAM:
         return pss_of_pids(pids)

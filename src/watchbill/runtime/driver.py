@@ -26,6 +26,7 @@ from watchbill.errors import TheirsError
 from watchbill.journal import Journal
 from watchbill.listeners import Listener
 from watchbill.metrics import Metrics
+from watchbill.probes import Cards
 from watchbill.quoting import quoted
 from watchbill.runtime.alerts import Alerts
 from watchbill.runtime.changes import changes
@@ -137,7 +138,7 @@ class Driver:
             "memory": self._engines.memory,
             "asleep": self._engines.asleep,
             "borrowed": self.claims.measure,
-            "ours": lambda cards: self._engines.held_on_cards(cards, self.claims.own_pids()),
+            "ours": self._held_on_cards,
         }
         self._probe_loop = parts.make_probe_loop(
             catalog=catalog, **looks, feed=self._observed, alert=self._alert
@@ -162,6 +163,9 @@ class Driver:
             m.Sleep: self._engines.sleep, m.WakeModel: self._engines.wake, m.Check: self._engines.check,
             m.LookAtDisk: self._look_at_disk,
         }  # fmt: skip
+
+    def _held_on_cards(self, cards: Cards) -> dict[str, int]:
+        return self._engines.held_on_cards(cards, self.claims.own_pids())
 
     # ------------------------------------------------------------------ the loop
 

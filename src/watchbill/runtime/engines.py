@@ -44,7 +44,7 @@ from watchbill.engines.base import (
 from watchbill.engines.readiness import ask_again, can_be_asked, is_there
 from watchbill.errors import ConfigError, EngineFailed
 from watchbill.files.disk import DISK_FAULTS
-from watchbill.probes import Reading
+from watchbill.probes import Cards, Reading
 from watchbill.probes.trees import pids_of_tree, pids_of_unit
 from watchbill.runtime.limits import LOAD_OVERTIME_MS, RETRY_PAUSE_MS
 from watchbill.units import Millis
@@ -53,7 +53,6 @@ __all__ = ["Engines"]
 
 Feed = Callable[[Event], None]
 #: device -> the report of its driver
-Cards = Mapping[str, Reading]
 MakeEngine = Callable[[EngineRules, DeathCallback, HostCallback], Engine]
 _LOG = logging.getLogger("watchbill.engines")
 

@@ -109,7 +109,9 @@ class Placing:
         large = [name for name in known if name not in self._chosen]
         if self.cards and large:
             whom = "it" if len(large) == 1 else "them"
-            lines.append(f"{_listed(large)} {_go(large)} to the machine's memory: no card has room for {whom}")
+            lines.append(
+                f"{_listed(large)} {_go(large)} to the machine's memory: no card has room for {whom}"
+            )
         return lines
 
     def _movable(self, catalog: Catalog) -> list[Model]:

@@ -15,7 +15,7 @@ from typing import Protocol
 from watchbill.catalog import RAM, Catalog
 from watchbill.core.messages import Alert, AlertKind, Constraint, DeviceReading, ModelReading, Observed
 from watchbill.files.disk import disk_failure
-from watchbill.probes import Reading
+from watchbill.probes import Cards, Reading
 from watchbill.probes.disk import DiskProbe
 from watchbill.probes.health import constraint
 from watchbill.probes.limits import LOOK_MS_MAX, LOOK_MS_MIN
@@ -29,7 +29,6 @@ __all__ = ["ProbeLoop"]
 #: While memory is read as often as possible, the processes are read this many times less often.
 HASTE_FACTOR = 4
 Memory = Mapping[str, tuple[int, Mapping[str, int]]]
-Cards = Mapping[str, Reading]
 Borrowed = dict[str, Mapping[str, int]]  # device -> loan -> the bytes that its holder uses
 
 
