@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from support.open_gateway import CATALOG, open_gateway
 from support.peer import Asked, sse, stream_of
-from watchbill.catalog import EngineRules, Model
+from watchbill.catalog import ApiKey, EngineRules, Model, Server
 from watchbill.errors import RequestError
 from watchbill.gateway.dialects.several import runs_of
 from watchbill.units import Bytes
@@ -105,6 +105,15 @@ async def test_choices_that_are_made_at_once_are_counted_together() -> None:
         assert events[-1]["choices"] == [] and told.endswith(b"data: [DONE]\n\n")
         assert [asked.json["n"] for asked in opened.peer.asked] == [2, 2]
         await opened.until_idle()
+
+
+async def test_every_choice_counts_against_a_keys_tokens() -> None:
+    """LANE-08: or `n` would be a way around `tokens_per_minute`."""
+    key = ApiKey("bot", "k", tokens_per_minute=1_000_000)
+    body: dict[str, object] = {"model": "a", "messages": [{"role": "user", "content": "x"}], "n": 2}
+    async with open_gateway(echo, catalog=TWO_SLOTS, server=Server(keys=(key,))) as opened:
+        await opened.ask("/v1/chat/completions", body, headers={"Authorization": "Bearer k"})
+        assert opened.gateway.meters.tokens(key) == 5 + 2 * 3
 
 
 async def test_their_stream_is_one_stream_to_a_real_client() -> None:

@@ -9,7 +9,7 @@ Ollama's counts, llama.cpp's timings), its figures count, prompt and answer toge
 tells, they are estimated: a token for each BYTES_PER_TOKEN bytes of the answer's texts and of the request, which is
 never more than the model's context. So a caller who leaves before the end has spent what was made for it. The count
 looks for names of fields, not for objects: within a JSON text their quotes are escaped, so no text of a model can look
-like one.
+like one. Of several choices of llama.cpp, which tells the tokens of each, every one counts as the longest.
 """
 
 import re
@@ -146,8 +146,10 @@ _TEXTS = re.compile(
 class TokenCount:
     """The tokens of one request. Tells of each change, by how much."""
 
-    def __init__(self, spend: Callable[[int], None], prompt: int) -> None:
+    def __init__(self, spend: Callable[[int], None], prompt: int, *, choices: int = 1) -> None:
+        """`choices`: how many are made at once by an engine that tells the tokens of each by themselves."""
         self._spend = spend
+        self._choices = choices
         self._spent = 0
         self._prompt = prompt  # as estimated
         self._bytes = 0  # of the answer's texts
@@ -180,7 +182,9 @@ class TokenCount:
     @property
     def answer(self) -> int:
         """The tokens of the answer so far."""
-        return self._bytes // BYTES_PER_TOKEN if self._told_answer is None else self._told_answer
+        if self._told_answer is None:
+            return self._bytes // BYTES_PER_TOKEN
+        return self._told_answer * self._choices
 
     def _settle(self) -> None:
         spent = self.prompt + self.answer

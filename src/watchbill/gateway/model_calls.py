@@ -258,7 +258,11 @@ class ModelCalls:
         if metered is not None:
             metered.waits_for(ticket)
             if metered.is_counted:
-                relay.tokens = TokenCount(metered.spend, self._foretold_tokens(context, ticket.model))
+                foretold, choices = (
+                    self._foretold_tokens(context, ticket.model),
+                    self._choices(context, ticket.model),
+                )
+                relay.tokens = TokenCount(metered.spend, foretold, choices=choices)
         if ticket.request.work_class >= _BACKGROUND:
             relay.resume = Resumption(ticket.model, services.not_continued)
         if driver.catalog.tiers:
@@ -284,6 +288,14 @@ class ModelCalls:
         most = (model.context if model is not None else None) or PROMPT_TOKENS_FORETOLD_MAX
         size = context.held if context.asked is not None else 0
         return min(size // BYTES_PER_TOKEN, most)
+
+    def _choices(self, context: RequestContext, name: str) -> int:
+        """How many choices a llama.cpp makes at once for this request; it tells the tokens of each by themselves."""
+        catalog, asked = self._services.driver.catalog, (context.asked or {}).get("n")
+        model = catalog.models.get(name)
+        if model is None or not isinstance(asked, int) or catalog.engines[model.engine].driver != "llamacpp":
+            return 1
+        return max(1, min(asked, model.concurrency))
 
     # ------------------------------------------------------------------ failures
 
