@@ -1,11 +1,12 @@
 """Plans of tasks that do nothing: what a task costs, beside a bare `posix_spawn` of the same program in the same run.
 
-    .venv/bin/python bench/plans.py [--tasks N] [--chain N] [--agents N] [--simulated N]
+    .venv/bin/python bench/plans.py [--tasks N] [--chain N] [--agents N] [--simulated N] [--nats]
 
 A real coordinator, a real agent with four slots and a shared folder on this disk; everything is durable. The time of a
 batch is that between the first and the last line of its journal. `fan-out`: N tasks of one foreach, then ten times as
 many. `chain`: each task waits for the one before. `simulated`: the real coordinator in virtual time, 100 agents and
-100,000 tasks beside a tenth of them, wall time per journal line. Exits 1 when a goal is missed.
+100,000 tasks beside a tenth of them, wall time per journal line. `--nats`: only an
+agent without the shared folder beside one with it. Exits 1 when a goal is missed.
 """
 
 import argparse
@@ -21,6 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
 from support.eventually import wait_until
 from support.fleet_folder import FleetFolder, shared_folder
+from support.nats_server import TOKEN, broker
 from watchbill.fleet.folder import places
 from watchbill.plans.batch import ExecutePlan
 from watchbill.simulate.rig import Rig, SimAgent
@@ -41,7 +43,10 @@ def main() -> int:
     parser.add_argument("--chain", type=int, default=200)
     parser.add_argument("--agents", type=int, default=100)
     parser.add_argument("--simulated", type=int, default=100_000)
+    parser.add_argument("--nats", action="store_true")
     given = parser.parse_args()
+    if given.nats:
+        return over_nats(given.tasks)
     passed = [*real(given.tasks, given.chain), *simulated(given.agents, given.simulated)]
     return 0 if all(passed) else 1
 
@@ -75,6 +80,35 @@ def real(tasks: int, chain: int) -> list[bool]:
              is_met=flat <= FLAT_MAX),
         told(f"a chain of {chain:,}", shown(linked), f"{CHAIN_MAX:g} x", is_met=link <= CHAIN_MAX),
     ]  # fmt: skip
+
+
+def over_nats(tasks: int) -> int:
+    """The same fan-out by an agent with the folder, and by one that goes through a door."""
+    with (
+        tempfile.TemporaryDirectory() as home,
+        shared_folder(Path(home)) as fleet,
+        broker(Path(home) / "broker") as server,
+    ):
+        write_plans(fleet, tasks, 1)
+        config = Path(home) / "nats.toml"
+        config.write_text(f'[nats]\nservers = ["{server.url}"]\ntoken = "{TOKEN}"\n')
+        fleet.start_coordinator()
+        wait_until((fleet.root / places.RESULTS).is_dir)
+        fleet.start("-m", "watchbill", "door", "--root", str(fleet.root), WATCHBILL_CONFIG=str(config))
+        figures: list[float] = []
+        for name, where in (("a", ("--root", str(fleet.root))), ("b", ("--nats", "config"))):
+            words = ("-m", "watchbill", "agent", name, *where, "--cpu-slots", str(SLOTS))
+            agent = fleet.start(*words, WATCHBILL_CONFIG=str(config))
+            wait_until((fleet.root / places.heartbeat_path(name)).exists)
+            run(fleet, "few")
+            figures.append(median(run(fleet, "few") for _ in range(ROUNDS)))
+            agent.terminate()
+            agent.wait(60)
+    folder, nats = figures
+    print(
+        f"{tasks:,} tasks: {folder:.2f} ms a task with the folder, {nats:.2f} over NATS: {nats / folder:.1f} x"
+    )
+    return 0
 
 
 def shown(rounds: list[tuple[float, float]]) -> str:

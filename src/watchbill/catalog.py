@@ -491,6 +491,10 @@ class AgentRules:
     llm_slots: int = 1
 
 
+#: Where the door of a fleet answers on a broker.
+FLEET_SUBJECT = "watchbill_fleet"
+
+
 @dataclass(frozen=True, slots=True)
 class FleetRules:
     """The shared folder of plans, and the programs that `up` runs for it."""
@@ -500,6 +504,9 @@ class FleetRules:
     keep_history_ms: Millis | None = None
     coordinator: CoordinatorRules | None = None
     agents: tuple[AgentRules, ...] = ()
+    nats: Literal["serve", "use"] | None = None  # agents without the folder: here it is, or here they are
+    subject: str = FLEET_SUBJECT
+    broker: NatsRules = NatsRules()
 
 
 @dataclass(frozen=True, slots=True)

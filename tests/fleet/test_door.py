@@ -9,16 +9,18 @@ from pathlib import Path
 
 import pytest
 
+from support.direct_door import Direct
 from support.eventually import wait_until
-from support.nats_server import Broker, broker
-from watchbill.errors import OursError
+from support.nats_server import TOKEN, Broker, broker
+from watchbill.config.load import read_text
+from watchbill.errors import ConfigError, OursError
 from watchbill.files.atomic import NotAFile
+from watchbill.fleet.command_lines import programs_of
 from watchbill.fleet.door.arrivals import Heard
 from watchbill.fleet.door.caller import BrokerSession
 from watchbill.fleet.door.disk import DoorDisk
 from watchbill.fleet.door.door import Door
 from watchbill.fleet.door.service import DoorService
-from watchbill.fleet.door.session import Session
 from watchbill.fleet.door.wire import Op, OtherVersion, pack, raise_error, unpack
 from watchbill.fleet.folder import places
 from watchbill.fleet.folder.board import Board
@@ -28,6 +30,7 @@ from watchbill.fleet.folder.signals import Order, obeyed, pending, send
 from watchbill.fleet.folder.slips import Headline, Slip, slip_name
 from watchbill.fleet.folder.work import Work
 from watchbill.plans.task import TaskClass
+from watchbill.spool.jetstream.reach import Reach
 
 SUBJECT = "fleet"
 HELD = places.processing_folder("gpu-1")
@@ -53,8 +56,8 @@ def root(tmp_path: Path) -> Path:
 
 
 @contextmanager
-def open_door(root: Path, server: Broker, subject: str = SUBJECT) -> Generator[DoorService]:
-    service = DoorService(root, server.reach, subject)
+def open_door(root: Path, reach: Reach) -> Generator[DoorService]:
+    service = DoorService(root, reach, SUBJECT)
     thread = threading.Thread(target=service.run)
     thread.start()
     try:
@@ -73,22 +76,6 @@ def calling(server: Broker, agent: str = "gpu-1") -> Generator[BrokerSession]:
         caller.close()
 
 
-class Direct(Session):
-    """Requests to a door in this process, each carried as often as a test wants."""
-
-    def __init__(self, door: Door, agent: str = "gpu-1", *, copies: int = 1) -> None:
-        super().__init__(self._carry_here)
-        self.door, self.agent, self.copies = door, agent, copies
-        self.sent: list[bytes] = []
-
-    def _carry_here(self, data: bytes) -> bytes:
-        self.sent.append(data)
-        answers = {self.door.answer(self.agent, data) for _ in range(self.copies)}
-        (answer,) = answers
-        assert answer is not None
-        return answer
-
-
 @pytest.fixture(params=["folder", "door", "door that gets everything twice", "broker"])
 def disk(request: pytest.FixtureRequest, root: Path) -> Iterator[Disk]:
     """The shared folder as an agent has it: mounted, or behind the door."""
@@ -96,7 +83,7 @@ def disk(request: pytest.FixtureRequest, root: Path) -> Iterator[Disk]:
         yield FolderDisk(root)
     elif request.param == "broker":
         server: Broker = request.getfixturevalue("server")
-        with open_door(root, server), calling(server) as caller:
+        with open_door(root, server.reach), calling(server) as caller:
             yield DoorDisk(caller)
     else:
         yield DoorDisk(Direct(Door(root), copies=2 if "twice" in request.param else 1))
@@ -206,8 +193,7 @@ HOSTILE: dict[str, Callable[[DoorDisk], object]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("what", HOSTILE)
-def test_an_agent_may_do_what_agents_do_and_nothing_else(root: Path, what: str) -> None:
+def test_an_agent_may_do_what_agents_do_and_nothing_else(root: Path) -> None:
     """An agent behind the door cannot read or change anything but its own part of the board."""
     there = FolderDisk(root)
     for name in (NAME, FOR_ANOTHER):
@@ -217,10 +203,12 @@ def test_an_agent_may_do_what_agents_do_and_nothing_else(root: Path, what: str) 
     send(there, "cpu-2", Order.STOP)
     (root.parent / "secret").write_text("secret")
     before = {path: path.read_bytes() for path in root.rglob("*") if path.is_file()}
-    with pytest.raises(OSError, match="Errno") as refused:
-        HOSTILE[what](DoorDisk(Direct(Door(root))))
-    assert refused.value.errno in (errno.EACCES, errno.EPERM, errno.EINVAL)
-    assert {path: path.read_bytes() for path in root.rglob("*") if path.is_file()} == before
+    disk = DoorDisk(Direct(Door(root)))
+    for what, act in HOSTILE.items():
+        with pytest.raises(OSError, match="Errno") as refused:
+            act(disk)
+        assert refused.value.errno in (errno.EACCES, errno.EPERM, errno.EINVAL), what
+        assert {path: path.read_bytes() for path in root.rglob("*") if path.is_file()} == before, what
 
 
 @pytest.mark.parametrize("name", ["brain", "..", "a/b", "", "x" * 50, "a.b"])
@@ -283,7 +271,7 @@ def test_two_versions_tell_each_other(root: Path) -> None:
 
 def test_an_agent_hears_of_slips_and_signals(root: Path, server: Broker) -> None:
     """FLEET-09: a signal is noticed when it is sent, not with the next look."""
-    with open_door(root, server), calling(server) as caller:
+    with open_door(root, server.reach), calling(server) as caller:
         wait_until(lambda: bool(caller.call(Op.HELLO).fields.text("fleet")))
         heard = Heard(caller.link, SUBJECT)
         send(FolderDisk(root), "gpu-1", Order.STOP)
@@ -294,8 +282,63 @@ def test_an_agent_hears_of_slips_and_signals(root: Path, server: Broker) -> None
         heard.close()
 
 
+def test_accounts_of_the_broker_keep_agents_apart(root: Path, tmp_path: Path) -> None:
+    """docs/fleet.md: an account for gpu-1 cannot speak for another agent, nor hear what others are told."""
+    with broker(tmp_path / "accounts") as server:
+        server.kill()
+        may = 'publish: ["fleet.gpu-1"], subscribe: ["fleet.news.*", "fleet.inbox.gpu-1.>"]'
+        users = f"users: [{{user: door, password: d}}, {{user: rig, password: r, permissions: {{ {may} }} }}]"
+        server.config.write_text(server.config.read_text().replace(f'token: "{TOKEN}"', users))
+        server.start()
+        door, rig = (
+            Reach((server.url,), user=user, password=user[0], wait_s=3.0) for user in ("door", "rig")
+        )
+        with open_door(root, door):
+            own, other = BrokerSession(rig, SUBJECT, "gpu-1"), BrokerSession(rig, SUBJECT, "gpu-2")
+            assert own.call(Op.HELLO).fields.text("fleet")
+            with pytest.raises(OSError, match=r"(?i)permissions violation"):
+                other.call(Op.HELLO)
+            own.close()
+            other.close()
+
+
+CONFIGS = {
+    'nats = "serve"\nroot = "/mnt/shared"': {"door": ("door", "--root", "/mnt/shared", "--nats", "config"),
+                                             "agent-gpu-1": ("agent", "gpu-1", "--root", "/mnt/shared")},
+    'nats = "use"': {"agent-gpu-1": ("agent", "gpu-1", "--nats", "config")},
+}  # fmt: skip
+
+
+def written(fleet: str) -> str:
+    brokers = '[nats]\nservers = ["nats://10.0.0.5:4222"]'
+    return f'{brokers}\n[fleet]\n{fleet}\n[agents.gpu-1]\n[models.m]\nengine = "scripted"\n'
+
+
+@pytest.mark.parametrize("fleet", CONFIGS)
+def test_up_runs_the_door_here_and_agents_there(fleet: str) -> None:
+    rules = read_text(written(fleet), base=Path("/srv"), origin="w.toml", environment={}).catalog.fleet
+    found = programs_of(rules, Path("/mnt/shared"))
+    wanted = CONFIGS[fleet]
+    assert {name: words[: len(wanted[name])] for name, words in found.items()} == wanted
+    assert rules.broker.servers == ("nats://10.0.0.5:4222",)
+
+
+@pytest.mark.parametrize(
+    ("fleet", "why"),
+    [
+        ('nats = "use"\nroot = "/mnt"', "this machine has no shared folder"),
+        ('nats = "use"\n[coordinator]', "the coordinator needs it"),
+        ('nats = "serve"\nsubject = "a.*"', "must be a subject of NATS"),
+        ('nats = "both"', "serve"),
+    ],
+)
+def test_a_config_that_contradicts_itself_is_refused(fleet: str, why: str) -> None:
+    with pytest.raises(ConfigError, match=why):
+        read_text(written(fleet), base=Path("/srv"), origin="w.toml", environment={})
+
+
 def test_a_second_door_for_the_same_agents_is_refused(root: Path, server: Broker) -> None:
-    with open_door(root, server), calling(server) as caller:
+    with open_door(root, server.reach), calling(server) as caller:
         caller.call(Op.HELLO)
         with pytest.raises(OursError, match="another door answers at fleet"):
             DoorService(root, server.reach, SUBJECT).run()

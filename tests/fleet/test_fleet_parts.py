@@ -77,7 +77,7 @@ def root(tmp_path: Path) -> Path:
 ON_THE_RIG = (
     *(
         f"agent.{name}"
-        for name in ("loop", "ahead", "process", "work", "desk", "host", "answers", "model_work")
+        for name in ("loop", "ahead", "process", "work", "desk", "host", "answers", "model_work", "ground")
     ),
     *(f"door.{name}" for name in ("arrivals", "caller", "service")),
     "command_lines",

@@ -66,12 +66,19 @@ class AgentProcess:
     """`watchbill agent` as a process of its own."""
 
     def __init__(
-        self, rig: "FleetRig", name: str, *options: str, user: int | None = None, **environment: str
+        self,
+        rig: "FleetRig",
+        name: str,
+        *options: str,
+        user: int | None = None,
+        rootless: bool = False,
+        **environment: str,
     ) -> None:
         self.rig, self.name = rig, name
         self.home = rig.root.parent / f"home-{name}"
         self.log = rig.root.parent / f"{name}.log"
-        words = [sys.executable, "-m", "watchbill", "agent", name, "--root", str(rig.root), *options]
+        where = [] if rootless else ["--root", str(rig.root)]
+        words = [sys.executable, "-m", "watchbill", "agent", name, *where, *options]
         env = {**os.environ, "WATCHBILL_HOME": str(self.home), **environment}
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(

@@ -3,6 +3,7 @@
 import logging
 import os
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Literal
 
 from cyclopts import Parameter
@@ -44,6 +45,15 @@ class _Card:
 
 
 _NO_CARD = _Card()
+_Nats = Annotated[
+    str | None,
+    Parameter(
+        show_default=False,
+        help="Take tasks over a NATS server instead of from a shared folder: its address, as nats://10.0.0.5:4222, or "
+        "config for the servers of [nats] in the config. [nats] also has the credentials. Needs `watchbill door` on a "
+        "machine with the folder.",
+    ),
+]
 
 
 def agent(
@@ -53,6 +63,7 @@ def agent(
     /,
     *,
     root: FleetRoot = None,
+    nats: _Nats = None,
     cpu_slots: Annotated[
         int | None,
         Parameter(
@@ -75,25 +86,42 @@ def agent(
     long as they take after the signal. What it leaves behind when it is killed, its next start ends and reports.
 
     Example: watchbill agent cpu-1 --root /mnt/shared --cpu-slots 4
+    Example: watchbill agent gpu-1 --nats nats://10.0.0.5:4222 --device gpu:1
     """
     from watchbill.fleet.folder.places import check_agent_name
 
-    fleet = find_fleet(root)
+    if root is not None and nats is not None:
+        raise ConfigError(
+            "--root and --nats exclude each other: the folder is either here or behind the door"
+        )
     chosen = check_agent_name(name or f"cpu-{host_name()}")
     slots = cpu_slots if cpu_slots is not None else min(os.cpu_count() or 1, limits.AGENT_SLOTS_MAX)
     if not 0 <= slots <= limits.AGENT_SLOTS_MAX:
         raise ConfigError(f"--cpu-slots must be from 0 to {limits.AGENT_SLOTS_MAX}")
-    from watchbill.fleet.agent.process import DeviceOptions, run_agent
     from watchbill.fleet.logs import set_up_logs
 
     set_up_logs(os.environ, [logging.StreamHandler()], logging.WARNING if quiet else logging.NOTSET)
+
+    return _run(chosen, root, nats, slots, card, once=once)
+
+
+def _run(name: str, root: Path | None, nats: str | None, slots: int, card: _Card, *, once: bool) -> int:
+    from watchbill.fleet.agent.process import DeviceOptions, run_agent, run_agent_behind_door
 
     devices = tuple(filter(None, (each.strip() for each in (card.device or "").split(","))))
     if card.port and not devices and not card.model:
         raise ConfigError("--port needs --device or --model; add one, for example --device gpu:0")
     has_any = devices or card.model
-    chosen_card = DeviceOptions(devices, card.model or "", card.port, card.llm_slots) if has_any else None
-    return run_agent(chosen, fleet, find_root(None).path, cpu_slots=slots, once=once, device=chosen_card)
+    device = DeviceOptions(devices, card.model or "", card.port, card.llm_slots) if has_any else None
+    state = find_root(None).path
+    if nats is None:
+        return run_agent(name, find_fleet(root), state, cpu_slots=slots, once=once, device=device)
+    from watchbill.cli.broker_choice import choose_broker
+
+    broker = choose_broker(nats)
+    return run_agent_behind_door(
+        name, broker.reach, broker.subject, state, cpu_slots=slots, once=once, device=device
+    )
 
 
 def signal(

@@ -74,6 +74,7 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
             "List the tasks of plans that wait for a person, or let some of them run.",
         ),
         "coordinator": ("watchbill.cli.coordinator:coordinator", "Run the batches of a shared folder."),
+        "door": ("watchbill.cli.door:door", "Let agents without the shared folder reach it over NATS."),
         "agent": ("watchbill.cli.agent:agent", "Run an agent that works on the tasks of plans."),
         "gpus": ("watchbill.cli.gpus:gpus", "Show the agents of a shared folder and their cards."),
         "signal": ("watchbill.cli.agent:signal", "Tell an agent to stop, to pause, or to end a task."),

@@ -79,7 +79,9 @@ class Document(Table):
     alerts: AlertsTable = Field(default=AlertsTable(), description="Where alerts go.")
     traces: TracesTable = Field(default=TracesTable(), description="Where traces of requests go.")
     spool: dict[PlainName, SpoolTable] = Field(default={}, description="Durable queues.")
-    nats: NatsTable = Field(default=NatsTable(), description="Brokers for spools of several machines.")
+    nats: NatsTable = Field(
+        default=NatsTable(), description="Brokers for spools and fleets of several machines."
+    )
     batches: BatchesTable = Field(default=BatchesTable(), description="Bounds of uploaded files and batches.")
     process: dict[PlainName, ProcessTable] = Field(default={}, description="Types of work for POST /process.")
     fleet: FleetTable = Field(default=FleetTable(), description="The folder that plans are run from.")
@@ -159,11 +161,13 @@ def check_sections(document: Document, draft: Draft) -> Iterator[Wrong]:
     yield from check_policy(document.policy, draft)
     yield from check_epochs(document.epochs, draft)
     yield from check_spools(document.spool, draft)
-    is_used = any(table.backend == "nats" for table in document.spool.values())
+    is_used = document.fleet.nats is not None or any(
+        table.backend == "nats" for table in document.spool.values()
+    )
     yield from check_nats(document.nats, draft, is_used=is_used)
     yield from check_traces(document.traces, draft)
     yield from check_batches(document.batches, draft)
-    yield from check_fleet(document.fleet, document.agents, draft)
+    yield from check_fleet(document.fleet, document.coordinator, document.agents, draft)
     peers = _asked_peers(document)
     yield from check_tiers(document.tiers, document.routing, document.models, peers, draft)
     yield from check_peers(document.peers, document.tiers, document.models, document.server.keys, draft)
@@ -208,7 +212,7 @@ def build(
         batches=build_batches(document.batches),
         library=build_library(document.library, base),
         process={name: build_process_type(name, table) for name, table in document.process.items()},
-        fleet=build_fleet(document.fleet, document.coordinator, document.agents, base),
+        fleet=build_fleet(document.fleet, document.coordinator, document.agents, base, nats),
         tiers={name: build_tier(name, table) for name, table in document.tiers.items()},
         routing=routing,
     )

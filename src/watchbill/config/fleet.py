@@ -4,17 +4,18 @@ The tables of coordinator and agents say that there is one: `up` starts it as a 
 becomes options of that program, so one that is started by hand takes the same.
 """
 
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field, WithJsonSchema
+from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 
 from watchbill import catalog, names
 from watchbill.config import limits
 from watchbill.config.checks import Draft, Wrong
 from watchbill.config.models import DeviceNames, ModelName
-from watchbill.config.values import Duration, Line, Table, passing
+from watchbill.config.values import Duration, Line, Table, passing, refused
 from watchbill.errors import NameRefused
 from watchbill.limits import AGENT_NAME_CHARS_MAX, AGENT_SLOTS_MAX, BRAIN_SLOTS, STUCK_AFTER_MS
 from watchbill.quoting import quoted
@@ -23,6 +24,20 @@ from watchbill.units import Millis
 __all__ = ["AgentName", "AgentTable", "CoordinatorTable", "FleetTable", "build_fleet", "check_fleet"]
 
 _DAY_MS = 86_400_000
+
+
+_SUBJECT = re.compile(r"[A-Za-z0-9_-]{1,64}(?:\.[A-Za-z0-9_-]{1,64}){0,7}", re.ASCII)
+
+
+def _check_subject(text: str) -> str:
+    if not _SUBJECT.fullmatch(text):
+        raise refused(
+            "must be a subject of NATS", 'use words of letters, digits, _ and -, as "watchbill_fleet"'
+        )
+    return text
+
+
+Subject = Annotated[str, AfterValidator(_check_subject)]
 
 
 class FleetTable(Table):
@@ -41,6 +56,16 @@ class FleetTable(Table):
         default=None,
         description="Batches are reduced to their summary, results and output after this; kept whole otherwise.",
         examples=["90d"],
+    )
+    nats: Literal["serve", "use"] | None = Field(
+        default=None,
+        description="Agents without the shared folder, over the brokers of [nats]. serve: this machine has the folder, "
+        "and `up` runs its door. use: this machine has none, and its agents go through the door.",
+        examples=["serve"],
+    )
+    subject: Subject = Field(
+        default=catalog.FLEET_SUBJECT,
+        description="With nats: the subject at which the door answers; one for each shared folder.",
     )
 
 
@@ -122,12 +147,23 @@ def _check_agent(text: str) -> str:
 AgentName = Annotated[str, passing(_check_agent)]
 
 
-def check_fleet(fleet: FleetTable, agents: Mapping[str, AgentTable], draft: Draft) -> Iterator[Wrong]:
+def check_fleet(
+    fleet: FleetTable, coordinator: CoordinatorTable | None, agents: Mapping[str, AgentTable], draft: Draft
+) -> Iterator[Wrong]:
     """What is wrong with the shared folder, and with the agents' names, cards and ports."""
     try:
         names.operator_path(draft.base, fleet.root or ".")
     except NameRefused as error:
         yield ("fleet", "root"), error.what, error.hint
+    if fleet.nats == "use" and fleet.root is not None:
+        yield (
+            ("fleet", "root"),
+            'means nothing with nats = "use": this machine has no shared folder',
+            "remove one",
+        )
+    if fleet.nats == "use" and coordinator is not None:
+        hint = 'remove [coordinator], or set nats = "serve" with the root of the folder'
+        yield ("fleet", "nats"), "use means that the folder is elsewhere, and the coordinator needs it", hint
     if _BRAIN in agents:
         hint = "rename it; [coordinator] has the slots of that one"
         yield ("agents", _BRAIN), "is the coordinator's own agent", hint
@@ -160,7 +196,11 @@ def _check_ports(agents: Mapping[str, AgentTable]) -> Iterator[Wrong]:
 
 
 def build_fleet(
-    fleet: FleetTable, coordinator: CoordinatorTable | None, agents: Mapping[str, AgentTable], base: Path
+    fleet: FleetTable,
+    coordinator: CoordinatorTable | None,
+    agents: Mapping[str, AgentTable],
+    base: Path,
+    broker: catalog.NatsRules,
 ) -> catalog.FleetRules:
     """What `up` runs beside itself."""
     return catalog.FleetRules(
@@ -169,6 +209,9 @@ def build_fleet(
         fleet.keep_history,
         None if coordinator is None else _coordinator(coordinator),
         tuple(_agent(name, table) for name, table in agents.items()),
+        fleet.nats,
+        fleet.subject,
+        broker,
     )
 
 

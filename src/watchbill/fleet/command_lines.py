@@ -21,8 +21,11 @@ def programs_of(rules: FleetRules, folder: Path) -> dict[str, tuple[str, ...]]:
     found: dict[str, tuple[str, ...]] = {}
     if rules.coordinator is not None:
         found["coordinator"] = ("coordinator", *_coordinator(rules, rules.coordinator, folder))
+    if rules.nats == "serve":
+        found["door"] = ("door", "--root", str(folder), "--nats", "config")
+    where = ("--nats", "config") if rules.nats == "use" else ("--root", str(folder))
     for agent in rules.agents:
-        found[f"agent-{agent.name}"] = ("agent", agent.name, *_agent(agent, folder))
+        found[f"agent-{agent.name}"] = ("agent", agent.name, *where, *_agent(agent))
     return found
 
 
@@ -35,9 +38,9 @@ def _coordinator(rules: FleetRules, brain: CoordinatorRules, folder: Path) -> tu
     }) + (() if brain.training_samples else ("--no-training-samples",))  # fmt: skip
 
 
-def _agent(agent: AgentRules, folder: Path) -> tuple[str, ...]:
+def _agent(agent: AgentRules) -> tuple[str, ...]:
     return _options({
-        "--root": str(folder), "--cpu-slots": agent.cpu_slots, "--device": ",".join(agent.devices) or None,
+        "--cpu-slots": agent.cpu_slots, "--device": ",".join(agent.devices) or None,
         "--model": agent.model, "--port": agent.port, "--llm-slots": agent.llm_slots,
     })  # fmt: skip
 

@@ -171,6 +171,8 @@ DOOR_SLIPS_MAX = 64
 #: How often a door looks whether it is still connected, and how long it gathers news of the queue before it tells them.
 DOOR_LOOK_MS = 5_000
 DOOR_NEWS_MS = 5
+#: An answer of the door that is no older says that it is still there.
+DOOR_HEARD_MS = 1_000
 #: Files and folders that a task is shown, and the largest file that is carried at all.
 MIRROR_FILES_MAX = 20_000
 MIRROR_FILE_BYTES_MAX = 64 * 2**30

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
-from watchbill.catalog import SpoolRules, stream_of
+from watchbill.catalog import NatsRules, SpoolRules, stream_of
 from watchbill.errors import ConfigError
 from watchbill.runtime.broker import own_reach
 from watchbill.spool import Corpus, Drain, DrainReport, KeySigner, KeyVerifier, Schema, Spool
@@ -18,8 +18,8 @@ from watchbill.spool.jetstream.reach import Reach
 from watchbill.spool.schema import AnyObject, BuiltinSchema, JsonSchema
 
 __all__ = [
-    "corpora_of", "folder_of", "is_on_broker", "make_drains", "open_spool", "other_side", "refuse_corpora",
-    "schema_of", "signer_of", "verifier_of",
+    "corpora_of", "folder_of", "is_on_broker", "make_drains", "open_spool", "other_side", "reach_of",
+    "refuse_corpora", "schema_of", "signer_of", "verifier_of",
 ]  # fmt: skip
 
 
@@ -46,7 +46,7 @@ def open_spool(rules: SpoolRules, root: Path, *, signed: bool = False) -> AnySpo
 
         return JetSpool(
             stream_of(rules.name, rules.stream),
-            _reach_of(rules, root),
+            reach_of(rules.nats, root),
             folder=folder_of(rules, root),
             attempts=rules.attempts,
             signer=signer,
@@ -59,9 +59,9 @@ def open_spool(rules: SpoolRules, root: Path, *, signed: bool = False) -> AnySpo
     )  # fmt: skip
 
 
-def _reach_of(rules: SpoolRules, root: Path) -> Reach:
+def reach_of(nats: NatsRules, root: Path) -> Reach:
     """Where the broker is. Raises ConfigError if the config names none and `up --with-nats` never ran here."""
-    nats, wait_s = rules.nats, rules.nats.timeout_ms / 1000
+    wait_s = nats.timeout_ms / 1000
     if not nats.servers:
         return replace(own_reach(root), wait_s=wait_s)
     return Reach(

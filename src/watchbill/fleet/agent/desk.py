@@ -9,18 +9,28 @@ folder is back; until then nothing is claimed.
 import errno
 import os
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import NamedTuple
 
 from watchbill.errors import OursError
-from watchbill.files.watch import Watch
 from watchbill.fleet import limits
 from watchbill.fleet.agent.concluding import conclude
+from watchbill.fleet.agent.ground import FolderGround, Ground
 from watchbill.fleet.agent.preparing import CannotCage, NotForUs, NotNow, prepare
-from watchbill.fleet.agent.work import Finished, Prepared, Setting, hide_so_far, show_so_far, touched
+from watchbill.fleet.agent.work import (
+    Finished,
+    Prepared,
+    Setting,
+    hide_so_far,
+    show_so_far,
+    so_far_path,
+    touched,
+)
+from watchbill.fleet.door.arrivals import Arrivals
+from watchbill.fleet.door.mirror import CannotCarry
 from watchbill.fleet.folder import places, signals
 from watchbill.fleet.folder.board import Board
-from watchbill.fleet.folder.disk import FolderDisk
 from watchbill.fleet.folder.heartbeat import Heartbeat, read_heartbeat, write_heartbeat
 from watchbill.fleet.folder.results import End, Result, ResultLog
 from watchbill.fleet.folder.signals import Signal
@@ -34,6 +44,8 @@ __all__ = ["Desk", "Look", "Round"]
 #: How long an agent leaves a slip alone that is to be kept from it, or that it gave back. After that it takes the slip
 #: all the same: the other agent that could have may be dead.
 _DECLINED_MS = 60_000
+#: What says that the way to the shared folder is interrupted: nothing is wrong with the task.
+_AWAY = frozenset({errno.ETIMEDOUT, errno.ESTALE, errno.EIO})
 #: What becomes of a task whose command may not be run.
 _ENDS = {Action.DENY: End.BLOCKED, Action.ASK: End.NEEDS_APPROVAL}
 
@@ -59,18 +71,26 @@ class Round:
     fault: OSError | None = None  # of a claim that may or may not have been carried out
 
 
+class _Unsent(NamedTuple):
+    """A result whose files are not all in the shared folder yet."""
+
+    result: Result
+    prepared: Prepared
+
+
 class Desk:
     """One agent's hands in the shared folder."""
 
-    def __init__(self, root: Path, agent: str) -> None:
-        """Raises OursError for a folder that is no fleet."""
-        self.root, self.agent = root, agent
-        self.fleet = places.check_root(root)
-        self.mount = places.probe(root)
-        self._identity = _identity(root)
-        self._disk = FolderDisk(root, filled=not self.mount.is_network)
+    def __init__(self, root: Path, agent: str, ground: Ground | None = None) -> None:
+        """Without a ground: the folder at the root. Raises OursError for a folder that is no fleet, and OSError."""
+        self._ground = ground or FolderGround(root)
+        self.root, self.agent = self._ground.root, agent
+        self.fleet, self._identity = self._ground.identify()
+        self._disk = self._ground.disk
         self._board = Board(self._disk)
         self._log: ResultLog | None = None
+        self._coming: dict[str, Slip] = {}  # slips whose files are being brought
+        self._unsent: list[_Unsent] = []  # results whose files are being sent
         self._unreported: list[Result] = []
         self._shown: set[str] = set()  # slips of running tasks whose output so far is shown
         self._declined: dict[str, int] = {}  # slip -> until when, on the monotonic clock
@@ -109,16 +129,26 @@ class Desk:
 
     def close(self, heartbeat: Heartbeat) -> None:
         """Report the rest and show that the agent has left."""
+        while not self._send():
+            pass
         self._commit()
         write_heartbeat(self._disk, self.agent, heartbeat)
         if self._log is not None:
             self._log.close()
 
-    def watch(self) -> Watch:
+    def watch(self) -> Arrivals:
         """Listen for new slips and signals, where the folder can be heard."""
-        heard = Watch(self.root, inotify=not self.mount.is_network)
-        heard.follow((places.QUEUE, places.SIGNALS))
-        return heard
+        return self._ground.watch()
+
+    @property
+    def is_carrying(self) -> bool:
+        """Whether files are on their way, or results wait to be reported. For any thread."""
+        return bool(self._coming or self._unsent or self._unreported)
+
+    def is_bringing(self, task: str) -> bool:
+        """Whether the files of a task, by its name or BATCH.TASK, are on their way here. For any thread."""
+        coming = list(self._coming.values())
+        return any(task in (slip.task, f"{slip.batch}.{slip.task}") for slip in coming)
 
     # ------------------------------------------------------------ the two cycles
 
@@ -135,6 +165,7 @@ class Desk:
         """Read the signals, and which slips are still in the agent's hands."""
         found = Look(signals.pending(self._disk, self.agent), frozenset(self._board.held_by(self.agent)))
         self._check()  # afterwards: a folder that vanished in between has shown nothing
+        self._forget(self._taken - found.held)
         self._taken &= found.held
         self._untaken = sorted(found.held - self._taken)
         return found
@@ -144,6 +175,8 @@ class Desk:
         for prepared, text in running:
             show_so_far(self.root, prepared, text)
             self._shown.add(prepared.name)
+            if prepared.slip.batch:
+                self._ground.show(prepared.name, so_far_path(self.root, prepared))
 
     def obeyed(self, signal: Signal) -> None:
         """Remove a signal that was obeyed."""
@@ -158,26 +191,50 @@ class Desk:
         """
         self._check()
         while finished:
-            self._unreported.append(self._concluded(finished[0], setting))
+            self._unsent.append(_Unsent(self._concluded(finished[0], setting), finished[0].prepared))
             finished.popleft()
+        are_all_sent = self._send()
         done = Round(reported=self._commit())
-        if standing is not None:
+        if standing is not None and not standing.is_held:
             self._claim(done, setting, standing, now_ms)
+        elif self._coming:
+            self.give_back_unstarted(list(self._coming))
+        done.was_cut = done.was_cut or not are_all_sent
         return done
 
     def give_back(self, name: str, now_ms: int) -> None:
         """Return a slip of which nothing was run, and leave it to others for a while."""
         self._declined[name] = now_ms + _DECLINED_MS
         self._taken.discard(name)
+        self._forget({name})
         self._board.give_back(self.agent, name)
 
     def give_back_unstarted(self, names: list[str]) -> None:
         """Return slips that were claimed ahead: whoever has a free slot first may take them, this agent too."""
         self._taken.difference_update(names)  # what a fault keeps here is found at the next look
+        self._forget(set(names))
         for name in names:
             self._board.give_back(self.agent, name)
 
+    def _forget(self, names: set[str]) -> None:
+        """Slips that are not in our hands any more, and whose results nobody waits for: nothing is carried for them."""
+        for name in names.difference(each.prepared.name for each in self._unsent):
+            self._coming.pop(name, None)
+            self._ground.forget(name)
+
     # ------------------------------------------------------------ reports
+
+    def _send(self) -> bool:
+        """Have the files of ended tasks in the shared folder; only then are they reported. False: there is more."""
+        while self._unsent:
+            result, prepared = self._unsent[0]
+            missing = self._ground.left_out(prepared.name)
+            failed = self._ground.send(prepared.name, prepared.slip, durable=prepared.question is not None)
+            if failed is None:
+                return False
+            self._unsent.pop(0)
+            self._unreported.append(_with_notes(result, failed, missing))
+        return True
 
     def _concluded(self, finished: Finished, setting: Setting) -> Result:
         name = finished.prepared.name
@@ -216,13 +273,20 @@ class Desk:
 
     def _claim(self, done: Round, setting: Setting, standing: Standing, now_ms: int) -> None:
         for name in self._untaken:
-            self._take(done, name, setting, now_ms)
+            self._take(name, now_ms)
         self._untaken = []
+        self._bring(done, setting, now_ms)
         offered = self._board.offered()
-        chosen = choose(offered, standing, self._left_to_others(offered, standing, now_ms))
-        done.is_empty = not chosen and not done.prepared
+        # What is on its way has a slot already: others are claimed when it is here.
+        chosen = (
+            choose(offered, standing, self._left_to_others(offered, standing, now_ms))
+            if not self._coming
+            else []
+        )
+        done.is_empty = not chosen and not done.prepared and not self._coming
         done.leaves_more = len(offered) > len(chosen)
         done.has_later = bool(self._cold)
+        before = len(done.prepared)
         for name in chosen:
             try:
                 is_claimed = self._board.claim(self.agent, name)
@@ -230,10 +294,11 @@ class Desk:
                 # Claimed or not: the next look tells. What was claimed before is not lost for it.
                 done.fault = error
                 break
-            taken = len(done.prepared)
             if is_claimed:
-                self._take(done, name, setting, now_ms)
-            done.was_cut = done.was_cut or len(done.prepared) == taken
+                self._take(name, now_ms)
+        self._bring(done, setting, now_ms)
+        has_all = len(done.prepared) - before == len(chosen) and not self._coming
+        done.was_cut = done.was_cut or (not has_all and done.fault is None)
 
     def _left_to_others(self, offered: list[str], standing: Standing, now_ms: int) -> set[str]:
         """The slips that this agent passes over for now: those it declined, and those that need a model which is not in
@@ -248,7 +313,7 @@ class Desk:
             if until > now_ms
         }
 
-    def _take(self, done: Round, name: str, setting: Setting, now_ms: int) -> None:
+    def _take(self, name: str, now_ms: int) -> None:
         self._taken.add(name)
         slip = self._board.read(self.agent, name)
         if slip is None:
@@ -256,7 +321,34 @@ class Desk:
         elif self.agent in slip.avoid and name not in self._declined:
             self.give_back(name, now_ms)
         else:
+            self._coming[name] = slip
+
+    def _bring(self, done: Round, setting: Setting, now_ms: int) -> None:
+        """Prepare the claimed tasks whose files are here. Bringing them may take several rounds."""
+        self._ground.look_again()
+        for name, slip in list(self._coming.items()):
+            try:
+                if not self._ground.bring(name, slip):
+                    return
+            except (OSError, OursError) as error:
+                if isinstance(error, OSError) and error.errno in _AWAY:
+                    done.fault = done.fault or error
+                    return
+                self._refuse_uncarried(name, error)
+                continue
+            del self._coming[name]
             self._prepare(done, name, slip, setting, now_ms)
+
+    def _refuse_uncarried(self, name: str, error: OSError | OursError) -> None:
+        """A task whose files cannot come here."""
+        del self._coming[name]
+        self._ground.forget(name)
+        if isinstance(error, OSError):
+            is_revoked = error.errno == errno.EACCES
+            end = End.LOST if is_revoked else End.FAILED  # of a revoked task nobody hears any more
+            self._refuse(name, end, f"its files could not be brought here: {error}")
+        else:
+            self._refuse(name, End.NOT_RUNNABLE if isinstance(error, CannotCarry) else End.WRONG, str(error))
 
     def _prepare(self, done: Round, name: str, slip: Slip, setting: Setting, now_ms: int) -> None:
         try:
@@ -265,7 +357,7 @@ class Desk:
                 done.prepared.append(prepared)
             else:
                 command = slip.work.command
-                why = told(prepared, command, slip.batch, slip.task, self.root)
+                why = told(prepared, command, slip.batch, slip.task, self._ground.told_root)
                 self._refuse(name, _ENDS[prepared.action], why)
         except NotForUs:
             self.give_back(name, now_ms)
@@ -285,13 +377,9 @@ class Desk:
 
     def _check(self) -> None:
         """Raise OSError when the folder at the root is not the one that was joined."""
-        try:
-            fleet = places.check_root(self.root)
-        except OursError as error:
-            raise OSError(errno.ENODEV, str(error), os.fspath(self.root)) from None
+        fleet, identity = self._ground.identify()
         if fleet != self.fleet:
             raise OSError(errno.ENODEV, "another fleet is mounted here now", os.fspath(self.root))
-        identity = _identity(self.root)
         if identity != self._identity and self._log is not None:
             # Mounted anew: what is appended to the old file would be seen by nobody.
             self._log.close()
@@ -299,6 +387,11 @@ class Desk:
         self._identity = identity
 
 
-def _identity(root: Path) -> tuple[int, int]:
-    status = os.stat(root)
-    return status.st_dev, status.st_ino
+def _with_notes(result: Result, failed: list[str], left_out: str) -> Result:
+    """A result, and what there is to say about files that were not carried."""
+    is_done = result.end is End.DONE
+    notes = [*failed, *([left_out] if left_out and not is_done else [])]
+    if not notes:
+        return result
+    end = End.MISSING_OUTPUT if failed and is_done else result.end
+    return replace(result, end=end, tail="\n".join((result.tail, *notes))[-limits.RESULT_TAIL_CHARS_MAX :])

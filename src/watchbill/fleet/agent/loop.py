@@ -25,14 +25,15 @@ from pathlib import Path
 from watchbill.errors import OursError
 from watchbill.files.atomic import replace_file
 from watchbill.files.host import boot_id, host_name, start_time
-from watchbill.files.watch import Watch
 from watchbill.fleet import limits
 from watchbill.fleet.agent.ahead import Ahead
 from watchbill.fleet.agent.desk import Desk, Look
 from watchbill.fleet.agent.file_thread import FileThread
+from watchbill.fleet.agent.ground import Ground
 from watchbill.fleet.agent.memory import Memory, NoDevice
 from watchbill.fleet.agent.model_work import ModelWork
 from watchbill.fleet.agent.work import ON_GPU, Fate, Finished, Prepared, Setting
+from watchbill.fleet.door.arrivals import Arrivals
 from watchbill.fleet.folder import places
 from watchbill.fleet.folder.agent_report import HELD, STOPPED, ActiveTask, AgentReport, HeldWhy, OnHold
 from watchbill.fleet.folder.headway import Headway
@@ -63,6 +64,12 @@ class AgentOptions:
     cpu_slots: int
     once: bool = False  # leave when the queue has nothing for this agent
     key: str = ""  # for the host daemon
+    ground: Ground | None = None  # where the shared folder is not at `root`
+
+    @property
+    def told_root(self) -> str:
+        """The shared folder in commands for people."""
+        return str(self.root) if self.ground is None else self.ground.told_root
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +107,7 @@ class Agent:
         self._crew = Crew(options.folder, self._on_crew)
         self._model_work = ModelWork(self._memory, options.key, self._on_end)
         self._desk: Desk | None = None
-        self._watch: Watch | None = None
+        self._watch: Arrivals | None = None
         self._running: dict[str, _Running] = {}  # by the id of the job
         self._ahead = Ahead(options.cpu_slots)
         self._finished: deque[Finished] = deque()
@@ -133,7 +140,7 @@ class Agent:
     async def run(self) -> None:
         """Serves until it is told to leave. Raises OursError when it must not start, OSError when it cannot."""
         options = self._options
-        self._desk = desk = await self._files.do(lambda: Desk(options.root, options.name))
+        self._desk = desk = await self._files.do(lambda: Desk(options.root, options.name, options.ground))
         await self._refuse_a_rival(desk)
         self._refuse_a_taken_card(await self._files.do(desk.others))
         self._sandboxes = await asyncio.to_thread(_sandboxes)
@@ -221,7 +228,7 @@ class Agent:
             pulse, taken = heartbeat.pulse, sorted(own.intersection(heartbeat.report.devices))
             is_here = pulse.boot_id == boot_id() and heartbeat.report.state != STOPPED
             if taken and is_here and kernel_says(pulse.pid, pulse.start_time):
-                stop = places.fleet_command(self._options.root, "signal", name, "stop")
+                stop = places.fleet_command(self._options.told_root, "signal", name, "stop")
                 raise OursError(
                     f"{taken[0]} belongs to the agent {name}, which runs with pid {pulse.pid}",
                     hint=f"stop that one with {stop}, or give this one another card",
@@ -231,7 +238,7 @@ class Agent:
         """That another agent of this name lives, and where."""
         name, host = self._options.name, rival.report.host
         where = f"on the host {host} " if host else ""
-        stop = places.fleet_command(self._options.root, "signal", name, "stop")
+        stop = places.fleet_command(self._options.told_root, "signal", name, "stop")
         return OursError(
             f"an agent {name} runs already, {where}with pid {rival.pulse.pid}",
             hint=f"stop that one with {stop}, or give this one another name",
@@ -261,7 +268,7 @@ class Agent:
         self._work.set()
         self._care.set()
 
-    def _listen(self, watch: Watch) -> None:
+    def _listen(self, watch: Arrivals) -> None:
         self._watch = watch
         if not watch.is_blind:
             asyncio.get_running_loop().add_reader(watch.fileno(), self._on_arrival)
@@ -299,7 +306,8 @@ class Agent:
             await self._pause(self._work, self._poll_ms())
 
     def _is_done(self) -> bool:
-        is_idle = not self._running and not self._finished and not self._ahead
+        is_carrying = self._desk is not None and self._desk.is_carrying
+        is_idle = not self._running and not self._finished and not self._ahead and not is_carrying
         return is_idle and (self._is_leaving or (self._options.once and self._found_nothing))
 
     def _poll_ms(self) -> int:
@@ -312,7 +320,7 @@ class Agent:
     async def _work_once(self, desk: Desk) -> None:
         await self._return_what_waits(desk)
         standing = self._standing()
-        if standing is None and not self._finished:
+        if standing is None and not self._finished and not desk.is_carrying:
             return
         await self._round(desk, standing)
 
@@ -627,7 +635,7 @@ class Agent:
             case Order.HOLD | Order.RESUME:
                 await self._obey_hold(signal)
             case Order.ABORT | Order.KILL:
-                if self._is_ahead(signal.task):
+                if self._is_ahead(signal.task) or desk.is_bringing(signal.task):
                     return  # it starts or goes back in a moment: the next look at the signals finds the task or not
                 if self._end_task(signal):
                     self._obeying.append(signal)
@@ -668,7 +676,7 @@ class Agent:
         replace_file(self._held_file, b"")
 
     def _how_to_lift(self) -> str:
-        return places.fleet_command(self._options.root, "signal", self._options.name, "resume")
+        return places.fleet_command(self._options.told_root, "signal", self._options.name, "resume")
 
     def _end_task(self, signal: Signal) -> bool:
         """Ends the tasks that a signal names; False where there is none."""

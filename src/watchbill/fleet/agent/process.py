@@ -5,28 +5,37 @@
         run/engines/              the record of its guard
         outputs/                  long outputs of tasks until they are reported
         held                      there while the agent claims nothing
+        mirror/                   the files of its tasks, where the shared folder is behind a door
 
 The folder's mark is in the environment of every task, so that the next start finds what a killed one left.
 """
 
 import asyncio
+import errno
 import os
 import signal
-from dataclasses import dataclass
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from watchbill.errors import OursError
 from watchbill.fleet import limits
+from watchbill.fleet.agent.ground import MirrorGround
 from watchbill.fleet.agent.host import HostMemory, PrivateDaemon, find_host
 from watchbill.fleet.agent.loop import Agent, AgentOptions
+from watchbill.fleet.door.caller import BrokerSession, refuse_small_messages
+from watchbill.fleet.door.wire import Op
 from watchbill.fleet.folder import places
 from watchbill.fleet.logs import Part
 from watchbill.processes import reap
 from watchbill.processes.device_lock import HostLock, LockHeld
 from watchbill.root import Root
+from watchbill.spool.jetstream.reach import Reach
 
-__all__ = ["DeviceOptions", "private_folder", "run_agent"]
+__all__ = ["DeviceOptions", "private_folder", "run_agent", "run_agent_behind_door"]
 
+_HOW_TO_OPEN = "look at [nats] here, and at `watchbill door` on the machine with the shared folder"
 _LOG = Part.AGENT.logger
 
 
@@ -56,6 +65,73 @@ def run_agent(
 ) -> int:
     """Runs an agent until it is told to leave. Raises OursError when it must not start."""
     fleet_id = places.wait_for_root(root, limits.FLEET_WAIT_MS, _LOG.warning)
+    return _run_one(
+        lambda folder: AgentOptions(name, root, folder, cpu_slots, once=once, key=_key()),
+        name,
+        fleet_id,
+        state,
+        device,
+    )
+
+
+def run_agent_behind_door(
+    name: str,
+    reach: Reach,
+    subject: str,
+    state: Path,
+    *,
+    cpu_slots: int,
+    once: bool = False,
+    device: DeviceOptions | None = None,
+) -> int:
+    """The same for an agent that reaches the shared folder over a broker."""
+    fleet_id = _wait_for_door(reach, subject, name)
+    session = BrokerSession(reach, subject, name)
+
+    def options(folder: Path) -> AgentOptions:
+        ground = MirrorGround(session, subject, name, folder / "mirror")
+        return AgentOptions(name, ground.root, folder, cpu_slots, once=once, key=_key(), ground=ground)
+
+    try:
+        return _run_one(options, name, fleet_id, state, device)
+    finally:
+        session.close()
+
+
+def _wait_for_door(reach: Reach, subject: str, name: str) -> str:
+    """The id of the fleet behind a door, once it answers. Raises OursError where it does not, or refuses this agent."""
+    session = BrokerSession(
+        replace(reach, wait_s=min(reach.wait_s, limits.DOOR_LOOK_MS / 1000)), subject, name
+    )
+    deadline, has_told = time.monotonic() + limits.FLEET_WAIT_MS / 1000, False
+    try:
+        while True:
+            try:
+                told = session.call(Op.HELLO).fields
+                refuse_small_messages(session.link)
+                return told.text("fleet")
+            except OSError as error:
+                if error.errno != errno.ETIMEDOUT or session.link.is_refused or time.monotonic() >= deadline:
+                    raise OursError(str(error.strerror), hint=_HOW_TO_OPEN) from None
+                if not has_told:
+                    _LOG.warning("%s; waiting for %d s", error.strerror, limits.FLEET_WAIT_MS // 1000)
+                    has_told = True
+    finally:
+        session.close()
+
+
+def _key() -> str:
+    return os.environ.get("WATCHBILL_API_KEY", "")
+
+
+def _run_one(
+    options: Callable[[Path], AgentOptions],
+    name: str,
+    fleet_id: str,
+    state: Path,
+    device: DeviceOptions | None,
+) -> int:
+    """Run an agent whose fleet is there; its options are made when its private folder is its own."""
     folder = private_folder(state, name, fleet_id)
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     lock = HostLock(folder / "lock")
@@ -63,14 +139,12 @@ def run_agent(
         lock.take(f"the agent {name}")
     except LockHeld as held:
         raise OursError(
-            f"{held.holder} of {root} runs already", hint="stop that one, or give this one another name"
+            f"{held.holder} of this fleet runs already", hint="stop that one, or give this one another name"
         ) from None
     try:
         for left in reap(folder):
             _LOG.warning("ended a process of the life before: %s %s", left.pid, left.command)
-        key = os.environ.get("WATCHBILL_API_KEY", "")
-        options = AgentOptions(name, root, folder, cpu_slots, once=once, key=key)
-        asyncio.run(_run(options, state, device))
+        asyncio.run(_run(options(folder), state, device))
     finally:
         lock.release()
     return 0

@@ -28,7 +28,7 @@ from watchbill.processes.crew import Ended, Job
 
 __all__ = [
     "ON_GPU", "Fate", "Finished", "Prepared", "Setting", "attempt_folder", "hide_so_far", "is_there", "passing_folder",
-    "paths_of", "result_path", "show_so_far", "touched",
+    "paths_of", "result_path", "show_so_far", "so_far_path", "touched",
 ]  # fmt: skip
 
 #: What says that there is no such file, and nothing about the folder as a whole.
@@ -144,9 +144,14 @@ def show_so_far(root: Path, prepared: Prepared, text: str) -> None:
         )
 
 
+def so_far_path(root: Path, prepared: Prepared) -> Path:
+    """Where the end of the output of a running task is shown."""
+    return attempt_folder(root, prepared.slip) / places.SO_FAR
+
+
 def hide_so_far(root: Path, prepared: Prepared) -> None:
     """Remove what was shown of a task that has ended. Raises OSError."""
-    (attempt_folder(root, prepared.slip) / places.SO_FAR).unlink(missing_ok=True)
+    so_far_path(root, prepared).unlink(missing_ok=True)
 
 
 def _some_files(folder: Path) -> list[str]:

@@ -1,8 +1,8 @@
 """Requests to the door over a NATS broker, from the agent's file thread.
 
-The subject names the agent: SUBJECT.AGENT. So a broker that gives each agent an account of its own, with the permission
-to send to its own subject only, keeps agents apart. A request without an answer is sent again under the same number
-until its time is over; the door does it once.
+The subject names the agent: SUBJECT.AGENT, and answers come back on SUBJECT.inbox.AGENT. So a broker that gives each
+machine an account of its own, with permission for the subjects of its own agents, keeps agents apart. A request
+without an answer is sent again under the same number until its time is over; the door does it once.
 """
 
 import errno
@@ -22,7 +22,7 @@ class BrokerSession(Session):
 
     def __init__(self, reach: Reach, subject: str, agent: str) -> None:
         super().__init__(self._carry_to_door)
-        self.link = Link(reach, f"watchbill agent {agent}")
+        self.link = Link(reach, f"watchbill agent {agent}", f"{subject}.inbox.{agent}")
         self._subject = f"{subject}.{agent}"
 
     def close(self) -> None:

@@ -21,11 +21,14 @@ class DoorDisk:
 
     def __init__(self, session: Session) -> None:
         self._session = session
+        self._claimed: dict[str, bytes] = {}  # slips that came with the answer to their claim
 
     def names(self, folder: str) -> list[str]:
         return list(self._session.call(Op.NAMES, path=folder).fields.texts("names"))
 
     def read(self, path: str, bytes_max: int) -> bytes:
+        if path in self._claimed:
+            return self._claimed.pop(path)
         return self._session.call(Op.READ, path=path, bytes_max=bytes_max).body
 
     def put(self, path: str, data: bytes, *, draft: str = "", durable: bool = False) -> None:
@@ -36,7 +39,10 @@ class DoorDisk:
         self._session.call(Op.PUT, data, path=path)
 
     def move(self, source: str, target: str) -> None:
-        self._session.call(Op.MOVE, path=source, target=target)
+        self._claimed.clear()
+        content = self._session.call(Op.MOVE, path=source, target=target).body
+        if content:
+            self._claimed[target] = content
 
     def remove(self, path: str) -> None:
         self._session.call(Op.REMOVE, path=path)

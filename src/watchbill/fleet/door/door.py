@@ -10,6 +10,7 @@ from pathlib import Path
 
 from watchbill.errors import OursError
 from watchbill.fleet import limits
+from watchbill.fleet.door.files import DRAFT
 from watchbill.fleet.door.visitor import Greeting, Visitor
 from watchbill.fleet.door.wire import answer_error, pack, unpack
 from watchbill.fleet.folder import places
@@ -25,6 +26,7 @@ class Door:
         self._root, self._filled = root, filled
         self._greeting = Greeting(places.check_root(root), os.urandom(8).hex())
         self._visitors: dict[str, Visitor] = {}
+        self._sweep()
 
     def answer(self, agent: str, data: bytes) -> bytes | None:
         """The answer to a message; None for one that gets none."""
@@ -39,6 +41,11 @@ class Door:
         for visitor in self._visitors.values():
             visitor.close()
 
+    def _sweep(self) -> None:
+        """Remove what a door that was killed left half-written."""
+        for draft in (self._root / places.DRAFTS).glob(f"{DRAFT}*"):
+            draft.unlink(missing_ok=True)
+
     def _visitor(self, agent: str) -> Visitor:
         found = self._visitors.get(agent)
         if found is None:
@@ -46,7 +53,7 @@ class Door:
                 raise OursError("brain is the coordinator's own agent", hint="give this one another name")
             if len(self._visitors) >= limits.DOOR_AGENTS_MAX:
                 raise OursError(f"this door serves {limits.DOOR_AGENTS_MAX} agents already")
-            made = Visitor(self._root, agent, self._greet, filled=self._filled)
+            made = Visitor(self._root, agent, self._greeting.door, self._greet, filled=self._filled)
             found = self._visitors.setdefault(agent, made)
         return found
 

@@ -6,6 +6,7 @@ An answer that does not fit into one message is fetched in parts. One request is
 import errno
 import os
 import threading
+import time
 from collections.abc import Callable
 
 from watchbill.fleet.door.wire import PROTOCOL, Message, Op, pack, raise_error, unpack
@@ -22,6 +23,8 @@ class Session:
         self._id = os.urandom(8).hex()
         self._number = 0
         self._turn = threading.Lock()
+        self.door_id = ""  # of the one that gave the last answer
+        self.answered_at = 0.0  # when it did, by the monotonic clock
 
     def call(self, op: Op, body: bytes = b"", **fields: object) -> Message:
         """One request and its answer. Raises OSError where the door cannot be reached, and what the door answers."""
@@ -45,6 +48,8 @@ class Session:
     def _part(self, op: Op, body: bytes, fields: dict[str, object]) -> Message:
         head = {"protocol": PROTOCOL, "session": self._id, "number": self._number, "op": op.value, **fields}
         try:
-            return unpack(self._carry(pack(head, body)))
+            answer = unpack(self._carry(pack(head, body)))
         except ValueError as error:
             raise OSError(errno.EPROTO, f"the door's answer cannot be read: {error}") from None
+        self.door_id, self.answered_at = answer.fields.text("door"), time.monotonic()
+        return answer

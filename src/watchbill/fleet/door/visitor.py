@@ -17,9 +17,12 @@ from typing import NamedTuple
 from watchbill.errors import OursError
 from watchbill.files.atomic import NotAFile
 from watchbill.fleet import limits
+from watchbill.fleet.door.files import Carrier
 from watchbill.fleet.door.permits import Permits
 from watchbill.fleet.door.wire import PROTOCOL, Message, Op, OtherVersion, answer_error, pack
+from watchbill.fleet.folder import places
 from watchbill.fleet.folder.disk import FolderDisk, Log
+from watchbill.fleet.folder.slips import Slip
 from watchbill.fleet.folder.values import Fields
 
 __all__ = ["Greeting", "Visitor"]
@@ -46,16 +49,22 @@ _Act = Callable[[Fields, bytes], bytes]
 class Visitor:
     """One agent. Used by one thread at a time."""
 
-    def __init__(self, root: Path, agent: str, greet: Callable[[], Greeting], *, filled: bool = True) -> None:
+    def __init__(
+        self, root: Path, agent: str, door: str, greet: Callable[[], Greeting], *, filled: bool = True
+    ) -> None:
         self._permits = Permits(agent)
+        self._root, self._held = root, places.processing_folder(agent)
+        self._slips: OrderedDict[str, Slip] = OrderedDict()
         self._disk = FolderDisk(root, filled=filled)
-        self._greet = greet
+        self._door, self._greet = door, greet
         self._sessions: OrderedDict[str, _Last] = OrderedDict()
         self._logs: OrderedDict[str, Log] = OrderedDict()
+        self._carrier = carrier = Carrier(root, agent, self._held_slip)
         self._acts: Mapping[Op, _Act] = {
             Op.HELLO: self._hello, Op.NAMES: self._names, Op.READ: self._read, Op.PUT: self._put, Op.MOVE: self._move,
             Op.REMOVE: self._remove, Op.MAKE_FOLDER: self._make_folder, Op.CREATE_LOG: self._create_log,
-            Op.APPEND_LOG: self._append_log, Op.CLOSE_LOG: self._close_log,
+            Op.APPEND_LOG: self._append_log, Op.CLOSE_LOG: self._close_log, Op.TREE: carrier.tree,
+            Op.FETCH: carrier.fetch, Op.STORE: carrier.store, Op.APPEND: carrier.append, Op.DISCARD: carrier.discard,
         }  # fmt: skip
 
     def answer(self, request: Message) -> bytes | None:
@@ -66,13 +75,18 @@ class Visitor:
         if number < last.number:
             return None
         if fields.text("op") == Op.MORE.value:
-            return _part(last.answer, fields.whole("offset"))
+            return self._part(last.answer, fields.whole("offset"))
         if number > last.number:
             last = self._sessions[session] = _Last(number, self._done(request))
             self._sessions.move_to_end(session)
             if len(self._sessions) > limits.DOOR_SESSIONS_MAX:
                 self._sessions.popitem(last=False)
-        return _part(last.answer, 0)
+        return self._part(last.answer, 0)
+
+    def _part(self, answer: bytes, offset: int) -> bytes:
+        """A part of an answer, and how long the whole is: longer ones come in several messages."""
+        part = answer[offset : offset + limits.DOOR_PART_BYTES] if offset >= 0 else b""
+        return pack({"size": len(answer), "door": self._door}, part)
 
     def close(self) -> None:
         """Close its record files and keep them."""
@@ -82,6 +96,8 @@ class Visitor:
     def _done(self, request: Message) -> bytes:
         fields = request.fields
         try:
+            if fields.text("session") not in self._sessions:
+                self._carrier.sweep()
             if fields.whole("protocol") != PROTOCOL:
                 spoken = f"the door speaks version {PROTOCOL} of its protocol, the agent {fields.whole('protocol')}"
                 raise OtherVersion(spoken)
@@ -105,6 +121,7 @@ class Visitor:
     def _names(self, asked: Fields, _body: bytes) -> bytes:
         folder = asked.text("path")
         self._permits.shown(folder, [])
+        self._greet()  # a folder that has gone is not an empty one
         return pack({"names": self._permits.shown(folder, self._disk.names(folder))})
 
     def _read(self, asked: Fields, _body: bytes) -> bytes:
@@ -125,7 +142,16 @@ class Visitor:
         source, target = asked.text("path"), asked.text("target")
         self._permits.may_move(source, target)
         self._disk.move(source, target)
-        return pack({})
+        return pack({}, self._claimed(target))
+
+    def _claimed(self, target: str) -> bytes:
+        """The slip that was just claimed, so that it need not be asked for; empty where it was given back."""
+        if not target.startswith(f"{self._held}/"):
+            return b""
+        try:
+            return self._disk.read(target, limits.DOOR_PART_BYTES)
+        except (OSError, NotAFile):  # it is large, or was taken back: the agent asks for it
+            return b""
 
     def _remove(self, asked: Fields, _body: bytes) -> bytes:
         self._permits.may_remove(asked.text("path"))
@@ -136,6 +162,20 @@ class Visitor:
         self._permits.may_make_folder(asked.text("path"))
         self._disk.make_folder(asked.text("path"))
         return pack({})
+
+    def _held_slip(self, name: str) -> Slip:
+        """A slip that the agent holds now. Raises PermissionError for any other."""
+        path = f"{self._held}/{name}"
+        try:
+            self._permits.may_read(path)
+            os.stat(self._root / path, follow_symlinks=False)
+            if name not in self._slips:
+                self._slips[name] = Slip.decode(self._disk.read(path, limits.SLIP_BYTES_MAX))
+                while len(self._slips) > limits.DOOR_SLIPS_MAX:
+                    self._slips.popitem(last=False)
+        except (FileNotFoundError, NotAFile, ValueError):
+            raise PermissionError(errno.EACCES, "the task is not in this agent's hands", name) from None
+        return self._slips[name]
 
     # ------------------------------------------------------------ result logs
 
@@ -165,9 +205,3 @@ class Visitor:
         if log is not None:
             log.close()
         return pack({})
-
-
-def _part(answer: bytes, offset: int) -> bytes:
-    """A part of an answer, and how long the whole is: longer ones come in several messages."""
-    part = answer[offset : offset + limits.DOOR_PART_BYTES] if offset >= 0 else b""
-    return pack({"size": len(answer)}, part)

@@ -83,9 +83,10 @@ class BrokerSays(Exception):
 class Link:
     """A connection that is made with the first call. `call` is for any thread, all else for the loop's own."""
 
-    def __init__(self, reach: Reach, label: str) -> None:
+    def __init__(self, reach: Reach, label: str, inbox: str = "") -> None:
+        """`inbox`: the subjects that answers come back on, where they are not to be those of every other client."""
         self.reach = reach
-        self._label = label
+        self._label, self._inbox = label, inbox
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
@@ -242,6 +243,11 @@ class Link:
         return int(self._client.max_payload) if self._client is not None else 0
 
     @property
+    def is_refused(self) -> bool:
+        """Whether the servers do not accept how this machine identifies itself."""
+        return _REFUSED in self._trouble.lower()
+
+    @property
     def is_connected(self) -> bool:
         return self._client is not None and bool(self._client.is_connected)
 
@@ -337,7 +343,7 @@ class Link:
         }  # fmt: skip
         named = {
             "user": reach.user, "password": reach.password, "token": reach.token, "user_credentials": reach.credentials,
-            "tls": _tls(reach),
+            "tls": _tls(reach), "inbox_prefix": self._inbox.encode(),
         }  # fmt: skip
         return options | {key: value for key, value in named.items() if value}
 
