@@ -195,10 +195,10 @@ class Desk:
             finished.popleft()
         are_all_sent = self._send()
         done = Round(reported=self._commit())
-        if standing is not None and not standing.is_held:
-            self._claim(done, setting, standing, now_ms)
-        elif self._coming:
+        if self._coming and (standing is None or standing.is_held):
             self.give_back_unstarted(list(self._coming))
+        if standing is not None:
+            self._claim(done, setting, standing, now_ms)
         done.was_cut = done.was_cut or not are_all_sent
         return done
 
@@ -272,11 +272,13 @@ class Desk:
     # ------------------------------------------------------------ claims
 
     def _claim(self, done: Round, setting: Setting, standing: Standing, now_ms: int) -> None:
-        for name in self._untaken:
-            self._take(name, now_ms)
-        self._untaken = []
+        self._take_found(done, now_ms)
         self._bring(done, setting, now_ms)
-        offered = self._board.offered()
+        try:
+            offered = self._board.offered()
+        except OSError as error:
+            done.fault = error  # what is prepared is not lost for it
+            return
         # What is on its way has a slot already: others are claimed when it is here.
         chosen = (
             choose(offered, standing, self._left_to_others(offered, standing, now_ms))
@@ -289,13 +291,12 @@ class Desk:
         before = len(done.prepared)
         for name in chosen:
             try:
-                is_claimed = self._board.claim(self.agent, name)
+                if self._board.claim(self.agent, name):
+                    self._take(name, now_ms)
             except OSError as error:
                 # Claimed or not: the next look tells. What was claimed before is not lost for it.
                 done.fault = error
                 break
-            if is_claimed:
-                self._take(name, now_ms)
         self._bring(done, setting, now_ms)
         has_all = len(done.prepared) - before == len(chosen) and not self._coming
         done.was_cut = done.was_cut or (not has_all and done.fault is None)
@@ -313,9 +314,18 @@ class Desk:
             if until > now_ms
         }
 
+    def _take_found(self, done: Round, now_ms: int) -> None:
+        """Take up what a look has found in our hands."""
+        try:
+            while self._untaken:
+                self._take(self._untaken[0], now_ms)
+                self._untaken.pop(0)
+        except OSError as error:
+            done.fault = error
+
     def _take(self, name: str, now_ms: int) -> None:
+        slip = self._board.read(self.agent, name)  # first: what cannot be read now is found again
         self._taken.add(name)
-        slip = self._board.read(self.agent, name)
         if slip is None:
             self._refuse(name, End.UNREADABLE, "the slip could not be read")
         elif self.agent in slip.avoid and name not in self._declined:
