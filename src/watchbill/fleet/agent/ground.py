@@ -169,7 +169,11 @@ class MirrorGround:
         return notes
 
     def show(self, name: str, path: Path) -> None:
-        self._mirror.show(name, str(path.relative_to(self.root)))
+        try:
+            self._mirror.show(name, str(path.relative_to(self.root)))
+        except PermissionError as error:
+            if error.errno != errno.EACCES:  # else it was revoked, and the next look ends it
+                raise
 
     def forget(self, name: str) -> None:
         self._mirror.forget(name)
