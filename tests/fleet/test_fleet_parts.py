@@ -77,7 +77,19 @@ def root(tmp_path: Path) -> Path:
 ON_THE_RIG = (
     *(
         f"agent.{name}"
-        for name in ("loop", "ahead", "process", "work", "desk", "host", "answers", "model_work", "ground")
+        for name in (
+            "loop",
+            "ahead",
+            "process",
+            "work",
+            "preparing",
+            "concluding",
+            "desk",
+            "ground",
+            "host",
+            "answers",
+            "model_work",
+        )
     ),
     *(f"door.{name}" for name in ("arrivals", "caller", "service")),
     "command_lines",
