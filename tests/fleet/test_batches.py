@@ -99,6 +99,24 @@ def test_a_dry_run_shows_every_command_with_its_values_and_submits_nothing(fleet
     assert each.startswith("echo '{ITEM.id}' 'it\"s $1' > ") and "history" not in os.listdir(folder)
 
 
+def test_what_needs_approval_is_said_before_a_plan_runs(fleet: FleetFolder) -> None:
+    """FLEET-10: by `plan check` as far as it is known without items, by --dry-run for each item."""
+    tasks = (
+        "### tool\n- **command**: `{TOOL} a`\n### each\n- **command**: `echo x > out/{ITEM.id}`\n"
+        "- **foreach**: items.json\n"
+    )
+    folder = fleet.write_plan("p", tasks, inputs="- `TOOL` (default: cat)")
+    (folder / "items.json").write_text('[{"id": "a"}, {"id": "../b"}]')
+    checked = fleet.plan("check", "p")
+    assert checked.returncode == 0, checked.stderr
+    assert "tool: `cat a` needs approval: a value, not plan.md, names what it runs" in checked.stderr
+    assert "each: " not in checked.stderr
+    shown = fleet.plan("submit", "p", "--dry-run").stdout
+    assert (
+        shown.count("needs approval") == 2 and "# `> out/../b` needs approval: a value leads it out" in shown
+    )
+
+
 def test_inputs_in_the_shared_folder_travel_relative_to_it(fleet: FleetFolder) -> None:
     """FLEET-01, FLEET-13: machines may mount the folder in different places."""
     fleet.write_plan("words", "### a\n- **command**: `cat {FILE}`\n", inputs="- `FILE`")

@@ -204,6 +204,12 @@ LITERAL = [
     "xargs cat < {ITEM.x}",
     "bash scripts/a.sh {ITEM.x}",
     "bash -c 'cat \"$1\"' _ {ITEM.x}",
+    "echo x > out/{ITEM.x}.txt",
+    "echo x >> /data/{ITEM.x}.txt",
+    "echo x &> {OUT}/{ITEM.x}.txt",
+    "cd /data && echo x > {ITEM.x}.cd",
+    "echo x > \"{ITEM.x}\"",
+    "echo x 2> ../logs/{ITEM.x}",
 ]  # fmt: skip
 
 #: A value of an item, not plan.md, says what is run.
@@ -225,7 +231,7 @@ FROM_VALUES = [
     "case a in a) {ITEM.x};; esac",
 ]  # fmt: skip
 
-PLACES = {"BATCH_PATH": "/fleet/plans/p/batches/b", "PLAN_PATH": "/fleet/plans/p"}
+PLACES = {"BATCH_PATH": "/fleet/plans/p/batches/b", "PLAN_PATH": "/fleet/plans/p", "OUT": "/srv/out/../x"}
 
 
 @pytest.mark.parametrize("command", LITERAL)
@@ -240,6 +246,25 @@ def test_what_a_value_of_an_item_names_is_asked_about_without_rules(command: str
     """FLEET-10"""
     found = ruling(command, "", ITEM_x="tool", **PLACES)
     assert found.action is ASK, str(found)
+
+
+@pytest.mark.parametrize(
+    ("target", "value"),
+    [
+        ("out/{ITEM.x}", "../a"), ("{BATCH_PATH}/{ITEM.x}", "../../a"), ("{ITEM.x}", "/etc/a"),
+        ("/data/{ITEM.x}", ".."), ("{OUT}/{ITEM.x}", "b/../../.."), ("out/.{ITEM.x}", "./a"), ("{ITEM.x}", "../p/scripts/a.sh"),
+    ],
+)  # fmt: skip
+def test_a_file_that_a_value_leads_elsewhere_is_asked_about_without_rules(target: str, value: str) -> None:
+    """FLEET-10: a redirection is data, and stays in the folder that the plan names; the reason says so."""
+    found = ruling(f"echo x > {target}", "", ITEM_x=value, **PLACES)
+    assert (found.action, found.why) == (ASK, Why.LEADS_OUT)
+    assert "out of the folder that plan.md names" in str(found)
+
+
+def test_a_redirection_in_program_text_from_a_value_is_asked_about_without_rules() -> None:
+    """FLEET-10"""
+    assert ruling("bash -c {ITEM.x}", "", ITEM_x="> out/a", **PLACES).action is ASK
 
 
 @pytest.mark.parametrize(

@@ -37,6 +37,8 @@ CLI_LOG_BYTES_MAX = 64 * 2**20
 #: Tasks and batches that `plan status` shows to people, and how often it looks again.
 CLI_TASKS_SHOWN = 20
 CLI_BATCHES_SHOWN = 10
+#: Tasks of a plan whose commands `plan check` asks the rules about: a few seconds' work.
+CLI_TASKS_RULED = 5_000
 CLI_FOLLOW_S = 1.0
 #: Alerts that `status` shows to people; --json has all that the daemon keeps.
 CLI_ALERTS_SHOWN = 5

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from watchbill.cli.fleet_root import FLEET_VARIABLE
 from watchbill.cli.plan_agents import Agents
+from watchbill.cli.plan_permitting import Permits
 from watchbill.cli.terminal import Terminal, plain
 from watchbill.errors import ConfigError, NameRefused, Problem
 from watchbill.fleet.folder import places as fleet_places
@@ -30,9 +31,14 @@ def check_plan(plan: str, *, json: bool, root: Path | None, quiet: bool) -> int:
     file, terminal = find_plan(plan, root), Terminal(quiet=quiet)
     checked = read_with_bash(file)
     fleet = fleet_of(file, root)
+    defaults = {each.name: each.default for each in checked.plan.inputs if each.default is not None}
+    if checked.is_right:
+        folder = file.absolute().parent
+        places = {"PLAN_PATH": str(folder), "BATCH_PATH": str(folder / "history" / "BATCH")}
+        permits = Permits.of(fleet, file, places["BATCH_PATH"])
+        permits.note(checked.plan, {**defaults, **places}, checked.findings)
     if checked.is_right and fleet is not None:
         agents = Agents.joined(FolderDisk(fleet))
-        defaults = {each.name: each.default for each in checked.plan.inputs if each.default is not None}
         agents.refuse_what_none_could_run(checked.plan, defaults, checked.findings)
     tell(file, checked, terminal, json=json)
     return 0 if checked.is_right else WRONG

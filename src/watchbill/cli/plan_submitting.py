@@ -9,7 +9,7 @@ import os
 import secrets
 import shlex
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path, PurePosixPath
@@ -17,6 +17,7 @@ from pathlib import Path, PurePosixPath
 from watchbill.cli.fleet_root import find_fleet
 from watchbill.cli.plan_agents import Agents
 from watchbill.cli.plan_checking import WRONG, find_plan, read_with_bash, tell
+from watchbill.cli.plan_permitting import Permits, ValueOf
 from watchbill.cli.terminal import Terminal, plain
 from watchbill.errors import OursError
 from watchbill.files.given import open_given
@@ -177,34 +178,34 @@ def _show_commands(
         **settled, "BATCH_ID": order.batch, "BATCH_PATH": str(own), "PLAN_PATH": str(folder / "plans" / order.plan),
         "ROOT": str(folder),
     }  # fmt: skip
+    permits = Permits.of(folder, folder / "plans" / order.plan / "plan.md", str(own))
     for task in plan.tasks:
         known["TASK_PATH"] = str(own / "tasks" / task.name / "a1")
-        for head, text in _commands(folder, plan, task, known):
-            terminal.show(plain(f"# {head}"), plain(text), "")
+        for head, value_of in _commands(task, known):
+            ruling = permits.against(task, value_of)
+            told = [] if ruling is None else [plain(f"# {ruling}")]
+            terminal.show(plain(f"# {head}"), *told, plain(_text_of(plan, task, value_of)), "")
 
 
-def _commands(folder: Path, plan: Plan, task: Task, known: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Each command of a task, as far as its items are known before anything ran."""
+def _commands(task: Task, known: Mapping[str, str]) -> Iterator[tuple[str, ValueOf]]:
+    """Each command of a task with its values, as far as its items are known before anything ran."""
     after = ", ".join(each.name for each in task.depends_on)
     head = f"{task.name} ({task.task_class.value}{f', after {after}' if after else ''})"
 
     def value_of(place: Placeholder) -> str:
         return str(place) if place.is_item else known[place.name]
 
-    items = _items_now(folder, plan, task, known)
+    items = _items_now(task, known)
     if task.foreach is None:
-        yield head, _text_of(plan, task, value_of)
+        yield head, value_of
     elif items is None:
-        yield (
-            f"{head}: once for each item of {fill(task.foreach.file, value_of)}",
-            _text_of(plan, task, value_of),
-        )
+        yield f"{head}: once for each item of {fill(task.foreach.file, value_of)}", value_of
     else:
         for number, item in enumerate(items, start=1):
-            yield f"{head}, item {number} of {len(items)}", _text_of(plan, task, values_of(item, value_of))
+            yield f"{head}, item {number} of {len(items)}", values_of(item, value_of)
 
 
-def _items_now(folder: Path, plan: Plan, task: Task, known: Mapping[str, str]) -> Sequence[object] | None:
+def _items_now(task: Task, known: Mapping[str, str]) -> Sequence[object] | None:
     """The items of a foreach whose manifest is there already, and which no task could still write."""
     if task.foreach is None or task.depends_on:
         return None
@@ -219,7 +220,7 @@ def _items_now(folder: Path, plan: Plan, task: Task, known: Mapping[str, str]) -
         ) from None
 
 
-def _text_of(plan: Plan, task: Task, value_of: Callable[[Placeholder], str]) -> str:
+def _text_of(plan: Plan, task: Task, value_of: ValueOf) -> str:
     command = plan.commands.get(task.name)
     if command is not None:
         return shown_command(command, value_of)

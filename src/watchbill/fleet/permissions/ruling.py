@@ -67,6 +67,7 @@ class Why(Enum):
     IN_PLAN = "in_plan"  # it stands literally in plan.md, or is one of the plan's scripts
     HARMLESS = "harmless"  # a builtin without effect outside its shell
     FROM_VALUE = "from_value"  # a value names the program or is program text
+    LEADS_OUT = "leads_out"  # a value leads a file that is written out of the folder that plan.md names
     DOUBT = "doubt"  # the text does not tell
     BROKEN = "broken"  # the file of rules cannot be read
 
@@ -101,6 +102,7 @@ class Ruling:
             Why.IN_PLAN: "it stands in plan.md",
             Why.HARMLESS: "it has no effect outside its shell",
             Why.FROM_VALUE: "a value, not plan.md, names what it runs",
+            Why.LEADS_OUT: "a value leads it out of the folder that plan.md names",
             Why.BROKEN: self.error,
         }
         if self.why is Why.DOUBT:
@@ -178,7 +180,13 @@ def _way_out(ruling: Ruling, command: str) -> str:
         return f"to allow it always, add {spell_value(always)} to the list allow in {FILE}"
     if ruling.why is Why.FROM_VALUE:
         return "name the program in plan.md, or put it into the plan's scripts/"
+    if ruling.why is Why.LEADS_OUT:
+        return "correct the item, or name the folder in plan.md"
     return "mend the file" if ruling.why is Why.BROKEN else "change the plan or that rule"
+
+
+#: What no rule about the whole line answers.
+_BEYOND_LINES = (Why.RULE, Why.FROM_VALUE, Why.LEADS_OUT, Why.BROKEN)
 
 
 def _rule_for_always(ruling: Ruling, command: str) -> str | None:
@@ -187,7 +195,7 @@ def _rule_for_always(ruling: Ruling, command: str) -> str | None:
     None where no rule could. What a value names is asked about each time; a rule that denies or asks has to be changed
     itself.
     """
-    if ruling.action is Action.DENY or ruling.why in (Why.RULE, Why.FROM_VALUE, Why.BROKEN):
+    if ruling.action is Action.DENY or ruling.why in _BEYOND_LINES:
         return None
     return f"Line({command.strip()})"
 
@@ -337,6 +345,8 @@ class _Decision:
 
     def _without_rules(self, part: Part) -> Ruling:
         """What stands literally in plan.md, and the plan's own scripts."""
+        if part.kind is Kind.WRITE and part.from_values:
+            return Ruling(Action.ASK, Why.LEADS_OUT, _shown(part))
         if all(map(self._is_own_script, part.from_values)):
             return Ruling(Action.ALLOW, Why.IN_PLAN, _shown(part))
         return Ruling(Action.ASK, Why.FROM_VALUE, _shown(part))

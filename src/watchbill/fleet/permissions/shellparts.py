@@ -64,7 +64,8 @@ class Part:
     words: tuple[str, ...]
     starts_another: bool = False  # a harmless program whose only effect is to start the one in the next part
     is_opaque: bool = False  # it starts programs that are not among the parts
-    #: What a value of the plan, not its text, says of it: the program, its script, program text ("").
+    #: What a value of the plan, not its text, says of it: the program, its script, program text (""), a file to write
+    #: outside of the folder that the text names.
     from_values: tuple[str, ...] = ()
     doubt: Doubt | None = None
     items: int = 0  # words of it with a value of an item
@@ -144,6 +145,7 @@ class _Piece(NamedTuple):
     has_value: bool = False
     redirect: str = ""
     has_item: bool = False
+    leads_out: bool = False  # a value of an item leads out of the folder that stands in front of it
 
     @property
     def is_known(self) -> bool:
@@ -196,7 +198,8 @@ class _Splitter:
         self.has_value = self.has_value or has_value
         has_item = any(place.is_item for place in word.values)
         self.items += has_item and not word.redirect.startswith(">")
-        return _Piece("".join(filled), has_value, word.redirect, has_item)
+        leads_out = bool(word.redirect) and has_item and _leads_out(word, filled)
+        return _Piece("".join(filled), has_value, word.redirect, has_item, leads_out)
 
 
 class _Simple:
@@ -250,7 +253,8 @@ class _Simple:
             self._splitter.parts.append(Part(Kind.NET, (host,)))
         is_descriptor = piece.redirect in (">&", "<&") and re.fullmatch(r"\d+-?|-", piece.text)
         if piece.redirect.startswith((">", "<>")) and not is_descriptor:
-            from_values = (piece.text,) if self._from_value or piece.has_value else ()
+            # A file that is written is data, so a value may name it, as it may with tee or cp.
+            from_values = (piece.text,) if self._from_value or piece.leads_out else ()
             self._splitter.parts.append(Part(Kind.WRITE, (piece.text,), from_values=from_values))
 
     def _structure(self, words: Sequence[_Piece]) -> None:
@@ -520,6 +524,18 @@ class _Simple:
             self._add(words, doubt=Doubt.STRUCTURE)
         else:
             self._script(words, words[1])
+
+
+def _leads_out(word: Word, filled: Sequence[str]) -> bool:
+    """Whether values of items make a relative path absolute, or add `..` to one."""
+    values = iter(word.values)
+    plain = (
+        "x" if part == VALUE and next(values).is_item else text
+        for part, text in zip(word.parts, filled, strict=True)
+    )
+    written, named = "".join(filled), "".join(plain)
+    is_moved = written.startswith("/") and not named.startswith("/")
+    return is_moved or written.split("/").count("..") > named.split("/").count("..")
 
 
 def _named_by_values(words: Sequence[_Piece]) -> tuple[str, ...]:
