@@ -252,7 +252,8 @@ def test_what_a_value_of_an_item_names_is_asked_about_without_rules(command: str
     ("target", "value"),
     [
         ("out/{ITEM.x}", "../a"), ("{BATCH_PATH}/{ITEM.x}", "../../a"), ("{ITEM.x}", "/etc/a"),
-        ("/data/{ITEM.x}", ".."), ("{OUT}/{ITEM.x}", "b/../../.."), ("out/.{ITEM.x}", "./a"), ("{ITEM.x}", "../p/scripts/a.sh"),
+        ("/data/{ITEM.x}", ".."), ("{OUT}/{ITEM.x}", "b/../../.."), ("out/.{ITEM.x}", "./a"),
+        ("{ITEM.x}", "../p/scripts/a.sh"),
     ],
 )  # fmt: skip
 def test_a_file_that_a_value_leads_elsewhere_is_asked_about_without_rules(target: str, value: str) -> None:
