@@ -165,7 +165,7 @@ ACCEPTED = [
     "python3 -c 'import os, sys; os.write(1, os.fsencode(sys.argv[1]) + bytes(1))' {ITEM.x}",
     "f() { printf '%s\\0' {ITEM.x}; }; f other arguments",
     "set -- a b c; printf '%s\\0' {ITEM.x}",
-    "shift; shift; printf '%s\\0' {ITEM.x}",
+    "shift || shift || true; printf '%s\\0' {ITEM.x}",
     "( printf '%s\\0' {ITEM.x} )",
     "{ printf '%s\\0' {ITEM.x}; }",
     "if true; then printf '%s\\0' {ITEM.x}; fi",
@@ -637,6 +637,34 @@ def test_a_batch_ends_at_the_first_item_that_fails_and_notes_those_before(tmp_pa
 def test_a_batch_runs_a_command_without_placeholders_once_per_item(tmp_path: Path) -> None:
     argv = argv_of_batch(parse_command("echo a"), rows("", "", ""), str(tmp_path / "done"))
     assert run(argv, tmp_path) == b"a\na\na\n"
+
+
+#: Commands, what they print, and whether they succeed.
+STOPPING = [
+    ("false\necho on", "", False),
+    ("false; echo on", "", False),
+    ("false | cat; echo on", "", False),
+    ("cd no_such_folder\necho on", "", False),
+    ("x=$(false); echo on", "", False),
+    ("(false; echo within); echo on", "", False),
+    ("false || true\necho on", "on\n", True),
+    ("if grep -q x /dev/null; then echo yes; else echo no; fi", "no\n", True),
+    ("! false\nfalse && echo never\nwhile false; do :; done\necho on", "on\n", True),
+    ("set +e; false; echo on", "on\n", True),
+    ("bash -c 'false; echo on'", "on\n", True),
+]
+
+
+@pytest.mark.parametrize(("text", "said", "succeeds"), STOPPING)
+@pytest.mark.parametrize("is_batch", [False, True])
+def test_a_command_stops_at_the_first_line_that_fails(
+    text: str, said: str, succeeds: bool, is_batch: bool, tmp_path: Path
+) -> None:
+    """PLAN-02: as `bash -eo pipefail` does it; programs that it starts have their own options."""
+    command, note = parse_command(text), str(tmp_path / "done")
+    argv = argv_of_batch(command, rows(""), note) if is_batch else argv_of(command, lambda _: "")
+    done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60)
+    assert (done.stdout, done.returncode == 0) == (said, succeeds)
 
 
 @settings(max_examples=200, deadline=None)

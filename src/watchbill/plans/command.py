@@ -49,8 +49,12 @@ class Command:
 #: bash reads neither the user's profile nor its aliases: a command does the same on every machine.
 _BASH = ("bash", "--noprofile", "--norc", "-c")
 
+#: A script ends at its first command that fails, also in the middle of a pipe, as Make, Snakemake and CI do it: with
+#: bash's own rule a task would be complete whose last line succeeds on the ruins of the first. `|| true` goes on.
+_STOPS = "set -eo pipefail; "
+
 #: Runs the script once per item. Each item has a subshell of its own, so that `exit`, `cd` and `set` end with it.
-#: Not `( ... ) || exit`: there bash would ignore the author's `set -e`.
+#: Not `( ... ) || exit`: there bash would ignore `set -e`.
 #: The script begins on the first line, so that bash counts its lines right.
 _ONCE_PER_ITEM = """watchbill_done=$1 watchbill_count=$2 watchbill_width=$3; shift 3; \
 while [ "$watchbill_count" -gt 0 ]; do ( set -- "${@:1:$watchbill_width}"; {SCRIPT}
@@ -68,7 +72,7 @@ def argv_of(command: Command, value_of: Callable[[Placeholder], str]) -> list[st
     """The program and its arguments that run a command with these values. Raises OursError for a value that cannot be
     an argument."""
     values = [_argument(place, value_of(place)) for place in command.parameters]
-    return _bounded([*_BASH, command.script, "watchbill", *values])
+    return _bounded([*_BASH, _STOPS + command.script, "watchbill", *values])
 
 
 def shown_command(command: Command, value_of: Callable[[Placeholder], str]) -> str:
@@ -95,7 +99,7 @@ def argv_of_batch(
     A line is added to the file `done_path` after each item, so that a retry can go on behind them.
     """
     values = [_argument(place, value_of(place)) for value_of in rows for place in command.parameters]
-    script = _ONCE_PER_ITEM.replace("{SCRIPT}", command.script)
+    script = _ONCE_PER_ITEM.replace("{SCRIPT}", _STOPS + command.script)
     figures = (done_path, str(len(rows)), str(len(command.parameters)))
     return _bounded([*_BASH, script, "watchbill", *figures, *values])
 
