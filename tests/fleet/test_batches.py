@@ -237,6 +237,58 @@ def test_a_batch_can_be_cancelled_and_resumed(fleet: FleetFolder) -> None:
     assert agent.poll() is None
 
 
+#: Commands that read a file beside the plan, and the file.
+READING = {
+    "script": ("bash gen.sh", "gen.sh"),
+    "redirected": ("bash gen.sh > {BATCH_PATH}/m.json", "gen.sh"),
+    "dotted": ("sh ./gen.sh", "gen.sh"),
+    "quoted": ('bash "my own.sh"', "my own.sh"),
+    "data": ("wc -l data.txt", "data.txt"),
+    "input": ("wc -l < data.txt", "data.txt"),
+    "entered": ("cd sub && python3 x.py", "sub/x.py"),
+    "below": ("python3 sub/x.py", "sub/x.py"),
+    "braces": ("bash {PLAN_PATH}/gen.sh", "gen.sh"),
+    "option": ("echo --config=data.txt", "data.txt"),
+    "given": ("cat {FILE}", "data.txt"),
+    "code": ("python3 -c \"open('data.txt')\"", "data.txt"),
+    "pattern": ("cat sub/*.csv", "sub/a.csv"),
+    "required": ("true", "data.txt"),
+}
+#: Commands that do not: what a plan writes itself is no reason to run again.
+NOT_READING = {
+    "other": "cat other.txt", "writes": "echo $RANDOM > made.txt", "uses": "cat made.txt", "nothing": "true",
+}  # fmt: skip
+
+
+def test_a_file_beside_the_plan_that_changed_makes_the_tasks_that_name_it_run_again(
+    fleet: FleetFolder,
+) -> None:
+    """PLAN-07: whatever way a command names it."""
+    commands = {**{name: command for name, (command, _) in READING.items()}, **NOT_READING}
+    tasks = "".join(f"### {name}\n- **command**: `{command}`\n" for name, command in commands.items())
+    tasks = tasks.replace("### required\n", "### required\n- **requires**: data.txt\n")
+    tasks = tasks.replace("### uses\n", "### uses\n- **depends_on**: writes\n")
+    folder = fleet.write_plan("p", tasks, inputs="- `FILE` (default: data.txt)")
+    (folder / "sub").mkdir()
+    files = {path for _, path in READING.values()}
+    for path in (*files, "other.txt"):
+        (folder / path).write_text("#\n")
+    (folder / "made.txt").write_text("of a batch before")
+    fleet.start_coordinator()
+    fleet.start_agent("cpu-1")
+    batch = fleet.submit("p")
+    assert fleet.wait(batch) == 0, fleet.plan("status", batch).stdout
+
+    def explained() -> dict[str, str]:
+        found = json.loads(fleet.plan("resume", batch, "--explain", "--json").stdout)["tasks"]
+        return {name: each["about"] for name, each in found.items() if not each["kept"]}
+
+    assert explained() == {}
+    for path in files:
+        (folder / path).write_text("# corrected\n")
+    assert explained() == {name: path for name, (_, path) in READING.items()}
+
+
 def test_a_corrected_plan_goes_on_where_the_old_one_stopped(fleet: FleetFolder) -> None:
     """PLAN-07, FLEET-08: what is complete and unchanged is kept, and --explain says why for the rest."""
     words = FAN_OUT.replace("echo {ITEM.id}", "bash scripts/each {ITEM.id}")

@@ -35,6 +35,13 @@ PLAN_RETRIES_MAX = 100
 PLAN_VRAM_MB_MAX = 2**20
 #: A prompt, schema or script of the plan folder that is hashed.
 PLAN_SCRIPT_BYTES_MAX = 256 * 2**20
+#: A file that a word of a command names, and all of them together: larger ones are not compared by `plan resume`.
+PLAN_NAMED_FILE_BYTES_MAX = 64 * 2**20
+PLAN_NAMED_BYTES_MAX = 512 * 2**20
+#: Words of one command that may be paths, how long one is, and files of a pattern or a folder.
+PLAN_NAMED_PATHS_MAX = 2_000
+PLAN_NAMED_CHARS_MAX = 1_000
+PLAN_NAMED_FILES_MAX = 1_000
 #: The execute_plan file and what --inputs names.
 PLAN_INPUTS_BYTES_MAX = 2**20
 #: What of a plan's goal is kept with a batch, for the planner who corrects it.

@@ -5,7 +5,11 @@ author may go on writing. The same holds for a manifest and its items (PLAN-04).
 again: it may have been corrected.
 """
 
+import errno
+import fnmatch
 import hashlib
+import itertools
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -38,6 +42,8 @@ from watchbill.plans.check import Plan, check, files_of
 from watchbill.plans.expand import expand, items_at, text_of
 from watchbill.plans.findings import shown
 from watchbill.plans.graph import nodes_of
+from watchbill.plans.named_files import Made, paths_named
+from watchbill.plans.placeholders import Placeholder
 from watchbill.plans.task import Executor, Task, TaskClass, Text, VramPolicy
 from watchbill.suggest import did_you_mean
 
@@ -45,6 +51,11 @@ __all__ = ["Manifest", "expansion", "opening", "read_manifest", "reopening"]
 
 #: What a script task takes of a GPU where neither the plan nor a measurement says it (FLEET-02).
 _SCRIPT_VRAM_MB = 1024
+_PATTERN = re.compile(r"[*?]")
+#: What says that a word of a command names no file that could be read.
+_NO_SUCH_FILE = frozenset(
+    {errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENAMETOOLONG, errno.EINVAL}
+)
 
 
 # ------------------------------------------------------------------ plans
@@ -54,7 +65,7 @@ def opening(disk: Disk, order: ExecutePlan) -> list[Entry]:
     """The entries that open a batch. Raises OursError for a plan that cannot be run; the text says why."""
     plan = _checked(disk, order.plan)
     inputs = _inputs(plan, order.inputs)
-    return [*_parts(disk, order.plan, plan), Open(order.plan, inputs, order.priority, _goal(plan))]
+    return [*_parts(disk, order.plan, plan, inputs), Open(order.plan, inputs, order.priority, _goal(plan))]
 
 
 def reopening(disk: Disk, ledger: Ledger, request: Reopening) -> list[Entry]:
@@ -71,42 +82,93 @@ def reopening(disk: Disk, ledger: Ledger, request: Reopening) -> list[Entry]:
     inputs = _inputs(
         plan, {name: value for name, value in given.items() if name in known or name in request.inputs}
     )
-    return [
-        *_parts(disk, ledger.plan, plan), Reopen(request.id, request.tasks, inputs, ledger.priority, _goal(plan)),
-    ]  # fmt: skip
+    reopen = Reopen(request.id, request.tasks, inputs, ledger.priority, _goal(plan))
+    return [*_parts(disk, ledger.plan, plan, inputs), reopen]
 
 
 def _goal(plan: Plan) -> str:
     return plan.goal[: plans_limits.PLAN_GOAL_CHARS_MAX]
 
 
-def _parts(disk: Disk, name: str, plan: Plan) -> list[Entry]:
+def _parts(disk: Disk, name: str, plan: Plan, inputs: Mapping[str, object]) -> list[Entry]:
     learns = any(_learns(task) for task in plan.tasks)
     learned = learned_vram(disk, name) if learns else {}
-    return [Tasks(part) for part in in_parts(specs_of(plan, _Digests(disk, name), learned), size_of_spec)]
+    digests = _Digests(disk, name, plan, inputs)
+    return [Tasks(part) for part in in_parts(specs_of(plan, digests, learned), size_of_spec)]
 
 
 class _Digests:
     """The digests of a plan's files, each read once."""
 
-    def __init__(self, disk: Disk, plan: str) -> None:
+    def __init__(self, disk: Disk, name: str, plan: Plan, inputs: Mapping[str, object]) -> None:
         self._disk = disk
-        self._folder = f"plans/{plan}"
+        self._folder = f"plans/{name}"
+        self._inputs = inputs
         self._known: dict[str, str] = {}
+        self._bytes_left = plans_limits.PLAN_NAMED_BYTES_MAX
+        #: What lies in the plan's folder itself; a plan without any file beside it has nothing to look for.
+        self._names = {each for each in disk.names(self._folder) if each not in ("history", "plan.md")}
+        self._made = Made(plan.tasks, self._value_of) if self._names else None
 
     def of(self, task: Task) -> dict[str, object]:
         """The files that a task names, each with its sha256; "" for one that is not there or too large."""
-        return {path: self._digest(path) for _, path in files_of(task)}
+        found: dict[str, object] = {path: self._digest(path) for _, path in files_of(task)}
+        if self._made is not None:
+            paths = [each for path in paths_named(task, self._value_of) for each in self._files(path)]
+            for path in paths[: plans_limits.PLAN_NAMED_FILES_MAX]:
+                if path not in found and path not in self._made and (digest := self._named(path)):
+                    found[path] = digest
+        return found
+
+    def _value_of(self, place: Placeholder) -> str | None:
+        if place.name == "PLAN_PATH":
+            return "."
+        value = self._inputs.get(place.name)
+        return value if isinstance(value, str) and not place.is_item else None
+
+    def _files(self, path: str) -> Iterator[str]:
+        """The files that a path or a pattern in its last part may mean, as far as a look at the folders tells."""
+        first, _, rest = path.partition("/")
+        folder, _, name = path.rpartition("/")
+        if not _PATTERN.search(path):
+            if first in self._names or first.startswith("."):
+                yield path
+        elif not _PATTERN.search(folder) and (first in self._names or not rest):
+            matching = (each for each in self._names_in(folder) if fnmatch.fnmatchcase(each, name))
+            for each in itertools.islice(matching, plans_limits.PLAN_NAMED_FILES_MAX):
+                yield f"{folder}/{each}" if folder else each
+
+    def _names_in(self, folder: str) -> list[str]:
+        try:
+            return self._disk.names(f"{self._folder}/{folder}" if folder else self._folder)
+        except NotADirectoryError:
+            return []
 
     def _digest(self, path: str) -> str:
+        """That of a file which the plan names as its own."""
         if path not in self._known:
             places.refuse_outside(path)
-            try:
-                content = self._disk.read(f"{self._folder}/{path}", plans_limits.PLAN_SCRIPT_BYTES_MAX)
-                self._known[path] = hashlib.sha256(content).hexdigest()
-            except (FileNotFoundError, NotADirectoryError, NotAFile):
-                self._known[path] = ""
+            self._known[path] = self._read(path, plans_limits.PLAN_SCRIPT_BYTES_MAX)
         return self._known[path]
+
+    def _named(self, path: str) -> str:
+        """That of a file which a word may mean: within bounds, as it may be any data."""
+        if path not in self._known:
+            bytes_max = min(plans_limits.PLAN_NAMED_FILE_BYTES_MAX, self._bytes_left)
+            self._known[path] = self._read(path, bytes_max)
+        return self._known[path]
+
+    def _read(self, path: str, bytes_max: int) -> str:
+        try:
+            content = self._disk.read(f"{self._folder}/{path}", bytes_max)
+        except NotAFile:
+            return ""
+        except OSError as error:
+            if error.errno not in _NO_SUCH_FILE:
+                raise
+            return ""
+        self._bytes_left = max(0, self._bytes_left - len(content))
+        return hashlib.sha256(content).hexdigest()
 
 
 def _checked(disk: Disk, name: str) -> Plan:

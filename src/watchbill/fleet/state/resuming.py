@@ -86,7 +86,8 @@ def _changed(ledger: Ledger, task: str, former: Former) -> Reason | None:
     spec = ledger.spec(task)
     if _what_is_run(spec) != _what_is_run(former.spec):
         return Reason(Change.WORK)
-    for path in sorted(spec.scripts.keys() | former.spec.scripts.keys()):
+    # A file that was not there before is one that the batch made: the command, which names it, is the same.
+    for path in sorted(former.spec.scripts.keys()):
         if spec.scripts.get(path) != former.spec.scripts.get(path):
             return Reason(Change.SCRIPT, path)
     for name in sorted(_inputs_of(spec)):
