@@ -11,9 +11,11 @@ from support.fleet_folder import shared_folder
 from watchbill.cli.plan_checking import read_with_bash
 from watchbill.plans.bash_parse import parse_only
 from watchbill.plans.bash_reader import parse_command
-from watchbill.plans.check import check
+from watchbill.plans.check import check, read_plan
 from watchbill.plans.command import argv_of_batch
+from watchbill.plans.expand import items_at
 from watchbill.plans.syntax import BashSyntax, Mistake, Unchecked
+from watchbill.plans.task import Place
 
 WRONG = {
     "an open if": "if true; then echo hi",
@@ -327,16 +329,75 @@ def test_what_newcomers_write_is_answered_with_the_line_and_what_to_write(
 
 def test_what_may_be_meant_otherwise_is_a_note() -> None:
     """PLAN-03: a variable with the name of an input, a manifest that is not there yet, or never at the start."""
+
+    def content_of(path: str, _: int) -> bytes:
+        raise FileNotFoundError(path)
+
     plan = (
         "# P\n## Inputs\n- `SRC` (default: x)\n- `OUT` (default: y)\n## Tasks\n"
-        "### a\n- command: `OUT=1; ls $SRC $OUT $HOME {ITEM}`\n- foreach: m.json\n"
+        "### a\n- command: `OUT=1; ls $SRC $OUT $HOME {ITEM}`\n- foreach: m.json\n- depends_on: b\n"
         "### b\n- command: `ls {ITEM}`\n- foreach: {BATCH_PATH}/m.json\n"
         "### c\n- command: `ls {ITEM}`\n- foreach: {PLAN_PATH}/history/{BATCH_ID}/m.json\n"
         "### d\n- command: `ls {ITEM}`\n- foreach: {BATCH_PATH}/m.json\n- depends_on: a\n"
     )
-    found = check(plan, exists=lambda _: False)
+    found = check(plan, content_of=content_of)
     notes = [(note.line, note.text) for note in found.findings.notes]
     assert found.is_right
     assert [line for line, text in notes if "variable of the shell" in text] == [7]
     assert [line for line, text in notes if "is not in the plan's folder yet" in text] == [8]
-    assert [line for line, text in notes if "is not there when a batch begins" in text] == [11, 14]
+    assert [line for line, text in notes if "is not there when a batch begins" in text] == [12, 15]
+
+
+# ------------------------------------------------------------------ the files of a foreach
+
+
+#: What foreach names, the files of the plan's folder, the placeholder that is used, and what is said about it.
+WRONG_FILES = [
+    ("items.json", {}, "{ITEM}", 5, "items.json is not in the plan's folder", "depends_on"),
+    ("o.json:itms", {"o.json": '{"items": []}'}, "{ITEM}", 5, "has no itms at its top; there are: items", ""),
+    ("o.json", {"o.json": "[1,"}, "{ITEM}", 5, "o.json is not valid JSON: line 1", ""),
+    ("o.json", {"o.json": '[{"name": "a"}]'}, "{ITEM.nam}", 4, "item 1 of o.json has no field for {ITEM.nam}",
+     "did you mean {ITEM.name}?"),
+    ("o.json", {"o.json": '[{"a": {"b": 1}}, {"a": {}}]'}, "{ITEM.a.b}", 4, "item 2 of o.json has no field", ""),
+    ("l.txt", {"l.txt": "one\n"}, "{ITEM.name}", 4, "item 1 of l.txt has no field", "write {ITEM}"),
+    ("t.csv", {"t.csv": "id,name\na\n"}, "{ITEM.id}", 5, "t.csv:2: this row has 1 values", "quotes"),
+    ("t.csv", {"t.csv": "id,id\na,b\n"}, "{ITEM.id}", 5, "t.csv:1: the first line names id twice", ""),
+    ("t.csv:rows", {"t.csv": "id\na\n"}, "{ITEM.id}", 5, "has rows, and no path of keys", "t.csv"),
+    ("x.jsonl", {"x.jsonl": '{"id": 1}\n{"id": }\n'}, "{ITEM.id}", 5, "x.jsonl:2: this line is no JSON value", ""),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("case", WRONG_FILES)
+def test_the_file_of_a_foreach_is_looked_at_before_the_start(
+    case: tuple[str, dict[str, str], str, int, str, str], tmp_path: Path
+) -> None:
+    """PLAN-03, PLAN-04: with the line; a task that may still write the file makes a note of it."""
+    named, files, place, line, says, hint = case
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    plan = tmp_path / "plan.md"
+    plan.write_text(f"# P\n## Tasks\n### a\n- command: `echo {place}`\n- foreach: {named}\n")
+    (error,) = read_plan(plan).findings.errors
+    assert error.line == line and says in error.text and hint in error.hint, error
+    plan.write_text(plan.read_text() + "- depends_on: b\n### b\n- command: `true`\n")
+    assert read_plan(plan).is_right
+    plan.write_text(plan.read_text().replace("true", f"cat > {named.partition(':')[0]}"))
+    assert not [note for note in read_plan(plan).findings.notes if named[:5] in note.text]
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "items"),
+    [
+        ("a.jsonl", '\ufeff{"id": "a"}\r\n\n[1.10]\n', [{"id": "a"}, ["1.10"]]),
+        ("a.NDJSON", '"x"\n', ["x"]),
+        ("a.csv", 'id,name\r\na,"x, ""y""\nz"\r\n\r\nb,$(touch no)\r\n',
+         [{"id": "a", "name": 'x, "y"\nz'}, {"id": "b", "name": "$(touch no)"}]),
+        ("a.csv", "", []),
+        ("a.tsv", "id\tname\n1\ta,b\n", [{"id": "1", "name": "a,b"}]),
+        ("a.txt", " one two \r\n\n$(touch no)\n", ["one two", "$(touch no)"]),
+        ("a.txt", '["a", "b"]', ["a", "b"]),
+    ],
+)  # fmt: skip
+def test_items_are_read_from_tables_and_lines(file: str, text: str, items: list[object]) -> None:
+    """PLAN-04."""
+    assert items_at(text.encode(), Place(file, ())) == items

@@ -18,6 +18,7 @@ from watchbill.plans.command import Command
 from watchbill.plans.document import read_document
 from watchbill.plans.fields import read_task
 from watchbill.plans.findings import Findings, shown
+from watchbill.plans.foreach import ContentOf, check_manifests
 from watchbill.plans.inputs import BUILT_INS, Input
 from watchbill.plans.placeholders import ITEM, Placeholder, places_in
 from watchbill.plans.syntax import BashSyntax, Mistake, Unchecked
@@ -79,8 +80,14 @@ class Checked:
         return not self.findings.errors
 
 
-def check(text: str, exists: Exists | None = None, syntax: BashSyntax | None = None) -> Checked:
-    """Reads and checks a plan. Without `exists` no file is looked for, without `syntax` bash is not asked."""
+def check(
+    text: str,
+    exists: Exists | None = None,
+    syntax: BashSyntax | None = None,
+    content_of: ContentOf | None = None,
+) -> Checked:
+    """Reads and checks a plan. Without `exists` no file is looked for, without `syntax` bash is not asked, without
+    `content_of` no manifest is read."""
     findings = Findings()
     document = read_document(text, findings)
     tasks = with_names(tuple(read_task(each, findings) for each in document.tasks))
@@ -95,6 +102,10 @@ def check(text: str, exists: Exists | None = None, syntax: BashSyntax | None = N
         _syntax(plan, syntax, findings)
     if exists is not None:
         _files(plan, exists, findings)
+    if content_of is not None:
+        check_manifests(
+            plan.tasks, lambda task: places_of(task, plan.commands.get(task.name)), content_of, findings
+        )
     return Checked(plan, findings)
 
 
@@ -109,7 +120,7 @@ def read_plan(path: Path, syntax: BashSyntax | None = None) -> Checked:
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
         return _unreadable(line, f"byte {content[error.start]:#04x} is not UTF-8", "save the file as UTF-8")
-    return check(text, files_below(path.parent), syntax)
+    return check(text, files_below(path.parent), syntax, contents_below(path.parent))
 
 
 def files_below(folder: Path) -> Exists:
@@ -122,6 +133,19 @@ def files_below(folder: Path) -> Exists:
             return False
 
     return exists
+
+
+def contents_below(folder: Path) -> ContentOf:
+    """Reads the beginning of files below the folder, of some bytes. It raises OSError; so do paths that lead out."""
+
+    def content_of(relative: str, bytes_max: int) -> bytes:
+        try:
+            with inside(folder, relative).open("rb") as opened:
+                return opened.read(bytes_max)
+        except NameRefused as error:
+            raise FileNotFoundError(str(error)) from None
+
+    return content_of
 
 
 def _unreadable(line: int, text: str, hint: str) -> Checked:
@@ -415,22 +439,6 @@ def _files(plan: Plan, exists: Exists, findings: Findings) -> None:
                 findings.wrong(
                     line, f"{shown(path)} is not in the plan's folder", "add the file, or correct its path"
                 )
-        _manifest(task, exists, findings)
-
-
-def _manifest(task: Task, exists: Exists, findings: Findings) -> None:
-    """Tell of a foreach whose file no task before it can write, and that is not there yet."""
-    if task.foreach is None or task.depends_on:
-        return
-    path = task.foreach.file.removeprefix("{PLAN_PATH}/")
-    if "{BATCH_" in path:
-        lacks = "is not there when a batch begins"
-    elif "{" not in path and not path.startswith("/") and not exists(path):
-        lacks = "is not in the plan's folder yet"
-    else:
-        return
-    says = f"{shown(path)} {lacks}, and {shown(task.name)} waits for no task that writes it"
-    findings.note(task.line_of("foreach"), says)
 
 
 def files_of(task: Task) -> Iterator[tuple[int, str]]:

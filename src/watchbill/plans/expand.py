@@ -1,4 +1,4 @@
-"""Expansion: from the array in a manifest to tasks, item by item (PLAN-04).
+"""Expansion: from the array in a manifest, or the rows of a table (`rows`), to tasks, item by item (PLAN-04).
 
 Items are frozen when they are read: scripts may rewrite the manifest later. A value arrives as exactly the text that
 the manifest has: numbers keep their spelling, objects and lists become compact JSON.
@@ -16,6 +16,7 @@ from watchbill.limits import PLAIN_NAME_CHARS_MAX
 from watchbill.plans import limits
 from watchbill.plans.findings import shown
 from watchbill.plans.placeholders import Placeholder
+from watchbill.plans.rows import Reader, reader_for
 from watchbill.plans.task import Place, Task
 
 __all__ = ["Expanded", "Item", "expand", "item_of", "items_at", "read_items", "text_of", "values_of"]
@@ -55,12 +56,19 @@ def items_at(content: bytes, place: Place) -> list[Item]:
     """The items at this place of a manifest."""
     if len(content) > limits.PLAN_MANIFEST_BYTES_MAX:
         raise OursError(f"{place.file} is larger than {limits.PLAN_MANIFEST_BYTES_MAX:,} bytes; split it")
-    value = _walk(_parse(content, place), place)
+    text = _decoded(content, place)
+    reader = reader_for(place.file)
+    if reader is not None and not _is_json(text, place):
+        return _bounded(_rows(reader, text, place), place)
+    value = _walk(_parse(text, place), place)
     if not isinstance(value, list):
         raise OursError(
             f"{place} is {_kind_of(value)}, not an array; name the path to the array behind the colon"
         )
-    items = cast("list[Item]", value)
+    return _bounded(cast("list[Item]", value), place)
+
+
+def _bounded(items: list[Item], place: Place) -> list[Item]:
     if len(items) > limits.PLAN_ITEMS_MAX:
         raise OursError(
             f"{place} has {len(items):,} items, and {limits.PLAN_ITEMS_MAX:,} is the limit; split it"
@@ -76,12 +84,28 @@ def item_of(text: str) -> Item:
         raise ValueError("it nests too deeply") from None
 
 
-def _parse(content: bytes, place: Place) -> object:
+def _decoded(content: bytes, place: Place) -> str:
     try:
-        text = content.decode("utf-8-sig")
-        return cast("object", json.loads(text, parse_int=Number, parse_float=Number, parse_constant=Number))
+        return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise OursError(f"{place.file} is not UTF-8 at byte {error.start}; write it as UTF-8") from None
+
+
+def _is_json(text: str, place: Place) -> bool:
+    """Whether a file whose name says lines of text is one JSON value all the same."""
+    is_text = place.file.lower().endswith((".txt", ".list"))
+    return is_text and (bool(place.path) or text.lstrip().startswith("["))
+
+
+def _rows(reader: Reader, text: str, place: Place) -> list[Item]:
+    if place.path:
+        raise OursError(f"{place.file} has rows, and no path of keys", hint=f"write foreach: {place.file}")
+    return reader(text, place.file, item_of)
+
+
+def _parse(text: str, place: Place) -> object:
+    try:
+        return cast("object", json.loads(text, parse_int=Number, parse_float=Number, parse_constant=Number))
     except RecursionError:
         raise OursError(f"{place.file} nests too deeply to be read; write it flatter") from None
     except json.JSONDecodeError as error:

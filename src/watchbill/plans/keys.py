@@ -53,7 +53,8 @@ KEYS: tuple[Key, ...] = (
     Key("needs", Kind.WORD, "`done`: the task also runs when some of its dependencies failed or were skipped.",
         "`complete`", ("complete", "done")),
     Key("continue_on_failures", Kind.SWITCH, "The same as `needs: done`.", "no", aliases=("continue_on_failure",)),
-    Key("foreach", Kind.PATH, "`FILE.json:path.to.array`: one task per item of the array.", aliases=("for_each",)),
+    Key("foreach", Kind.PATH, "`FILE.json:path.to.array`: one task per item of the array; also `FILE.jsonl`, `.csv`, "
+        "`.tsv` and `.txt`, one per row.", aliases=("for_each",)),
     Key("batch_size", Kind.NUMBER, "Items per expanded task; the command is run once per item.", "1"),
     Key("executor", Kind.WORD, "An agent (`worker`) or the coordinator (`brain`) runs the task.", "`worker`",
         ("worker", "brain")),

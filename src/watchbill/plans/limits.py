@@ -30,6 +30,9 @@ PLAN_NESTING_MAX = 100
 #: The items of one foreach, and the file they are read from.
 PLAN_ITEMS_MAX = 1_000_000
 PLAN_MANIFEST_BYTES_MAX = 512 * 2**20
+#: What `plan check` reads of a manifest in the plan's folder, and the items whose fields it looks at.
+PLAN_MANIFEST_CHECKED_BYTES_MAX = 16 * 2**20
+PLAN_ITEMS_CHECKED_MAX = 10_000
 PLAN_BATCH_SIZE_MAX = 10_000
 PLAN_RETRIES_MAX = 100
 PLAN_VRAM_MB_MAX = 2**20
