@@ -237,6 +237,38 @@ def test_a_batch_can_be_cancelled_and_resumed(fleet: FleetFolder) -> None:
     assert agent.poll() is None
 
 
+def test_the_log_of_a_task_says_why_it_is_where_it_is(fleet: FleetFolder) -> None:
+    """FLEET-12: a missing output, a foreach without its file, a skip with its culprit, items, a task in the queue."""
+    tasks = (
+        "### good\n- **command**: `true`\n"
+        "### lazy\n- **command**: `echo said`\n- **produces**: {BATCH_PATH}/out.txt\n- **retries**: 0\n"
+        "### lost\n- **command**: `echo {ITEM}`\n- **foreach**: {BATCH_PATH}/no.json\n- **depends_on**: good\n"
+        "### after\n- **command**: `true`\n- **depends_on**: lazy\n"
+        "### each\n- **command**: `echo {ITEM}`\n- **foreach**: l.txt\n"
+    )
+    (fleet.write_plan("p", tasks) / "l.txt").write_text("x\ny\n")
+    fleet.start_coordinator()
+    batch = fleet.submit("p")
+
+    def log(task: str) -> str:
+        done = fleet.plan("logs", task, "--batch", batch)
+        assert done.returncode == 0, done.stderr
+        return done.stdout + done.stderr
+
+    wait_until(lambda: "queued" in (log("good") if fleet.entries("p", batch, "issue") else ""))
+    assert "after is waiting for lazy" in log("after")
+    fleet.start_agent("cpu-1")
+    assert fleet.wait(batch) == 1
+    assert (
+        "said" in log("lazy")
+        and "lazy is failed: missing_output: " in log("lazy")
+        and "out.txt" in log("lazy")
+    )
+    assert "lost is failed" in log("lost") and "no.json is not there" in log("lost")
+    assert "after is skipped because of lazy: lazy is failed: missing_output" in log("after")
+    assert "each_1" in log("each") and "each_2" in log("each") and "complete" in log("each")
+
+
 #: Commands that read a file beside the plan, and the file.
 READING = {
     "script": ("bash gen.sh", "gen.sh"),

@@ -401,3 +401,42 @@ def test_the_file_of_a_foreach_is_looked_at_before_the_start(
 def test_items_are_read_from_tables_and_lines(file: str, text: str, items: list[object]) -> None:
     """PLAN-04."""
     assert items_at(text.encode(), Place(file, ())) == items
+
+
+# ------------------------------------------------------------------ names
+
+
+@pytest.mark.parametrize(
+    ("heading", "written", "name"),
+    [
+        ("fetch_data", "fetch-data", "fetch_data"),
+        ("fetch-data", "Fetch Data", "fetch-data"),
+        ("Fetch Data", "fetch_data", "fetch_data"),
+        ("FetchData", "all of fetch data", "FetchData"),
+        ("Step 1: Fetch", "Step 1", "Fetch"),
+        ("1. Fetch", "1", "Fetch"),
+        ("準備\n- id: prepare", "準備", "prepare"),
+        ("Prüfe Kapitel", "Prüfe Kapitel", "prufe_kapitel"),
+    ],
+)
+def test_a_dependency_is_found_in_any_spelling_that_means_one_task(
+    heading: str, written: str, name: str
+) -> None:
+    """PLAN-01."""
+    plan = f"# P\n## Tasks\n### {heading}\n- command: `true`\n### last\n- command: `true`\n- depends_on: {written}\n"
+    checked = check(plan)
+    assert checked.is_right, checked.findings.errors
+    assert [each.name for each in checked.plan.tasks[-1].depends_on] == [name]
+
+
+def test_a_dependency_that_may_mean_two_tasks_and_a_heading_that_is_no_name_are_errors() -> None:
+    """PLAN-01: with the name as it is written, and what is allowed."""
+    twice = (
+        "# P\n## Tasks\n### a-b\n- command: `true`\n### a_b\n- command: `true`\n### c\n- command: `true`\n"
+    )
+    (error,) = check(f"{twice}- depends_on: A B\n").findings.errors
+    assert "A B, which is not a task" in error.text
+    (error,) = check("# P\n## Tasks\n### 準備\n- command: `true`\n").findings.errors
+    assert "準備 cannot be the name" in error.text and "a to z" in error.hint and "**id**" in error.hint
+    (error,) = check("# P\n## Tasks\n### 準備\n- id: 準\n- command: `true`\n").findings.errors
+    assert error.line == 4

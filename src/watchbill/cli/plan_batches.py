@@ -12,6 +12,7 @@ from typing import cast
 from watchbill.cli import limits
 from watchbill.cli.fleet_root import open_fleet
 from watchbill.cli.plan_checking import WRONG, read_with_bash, tell
+from watchbill.cli.plan_reasons import reason_for, show_items
 from watchbill.cli.plan_submitting import read_inputs
 from watchbill.cli.plan_views import follow, show_batch, show_overview, wait
 from watchbill.cli.terminal import Column, Terminal, plain
@@ -25,7 +26,7 @@ from watchbill.fleet.state.ledger import Effect, Ledger, Phase
 from watchbill.fleet.state.reading import BatchPlace, Follower, batches_of, find_batch
 from watchbill.fleet.state.resuming import Change, Reason, carry_over, reason_of
 from watchbill.fleet.views.overview import BatchView, coordinator_of, limits_fields, overview, overview_fields
-from watchbill.fleet.views.progress import BatchProgress, BatchState
+from watchbill.fleet.views.progress import BatchProgress, BatchState, TaskStage
 from watchbill.names import file_stem
 from watchbill.plans.batch import shared_inputs
 
@@ -174,15 +175,28 @@ def show_logs(
     place, ledger = batch_of_task(disk, task, batch)
     if follows:
         ledger = _follow_task(folder, disk, place, task, terminal)
+    view = BatchView(disk, place)
+    if task in ledger.templates() and not json:
+        show_items(view, task, ledger.tasks_of(task), terminal, limits.CLI_TASKS_SHOWN)
+        return 0
     found = _attempt_of(folder, place, ledger, task, attempt)
-    if found is None:
-        state = ledger.phase(task).value
-        terminal.show(plain(f"{task} of {place.batch} has had no attempt yet: it is {state}"))
-    elif json:
-        terminal.show(jsonlib.dumps(_log_fields(disk, place, found)))
+    why = reason_for(view, task)
+    if json:
+        terminal.show(jsonlib.dumps(_log_fields(disk, place, found, task, why)))
+    elif found is None:
+        terminal.show(plain(f"{why}; it has had no attempt"))
+    elif found.runs and not _is_held(view, task):
+        terminal.show(plain(why))
     else:
         _print_log(disk, found, terminal)
+        if ledger.phase(task) not in (Phase.COMPLETE, Phase.ISSUED):
+            terminal.note(f"--- {plain(why)}")
     return 0
+
+
+def _is_held(view: BatchView, task: str) -> bool:
+    """Whether an agent has the task."""
+    return any(each.id == task and each.state is TaskStage.RUNNING for each in view.look().tasks)
 
 
 def _attempt_of(
@@ -230,7 +244,11 @@ def _is_last_line(result: bytes, output: bytes) -> bool:
         return False
 
 
-def _log_fields(disk: FolderDisk, place: BatchPlace, attempt: _Attempt) -> dict[str, object]:
+def _log_fields(
+    disk: FolderDisk, place: BatchPlace, attempt: _Attempt | None, task: str, why: str
+) -> dict[str, object]:
+    if attempt is None:
+        return {"batch": place.batch, "task": task, "attempt": 0, "why": why}
     texts = {
         name: attempt.file(name).decode("utf-8", "replace") for name in ("stdout", "stderr", places.SO_FAR)
     }
@@ -241,8 +259,8 @@ def _log_fields(disk: FolderDisk, place: BatchPlace, attempt: _Attempt) -> dict[
     tail = "" if attempt.runs else _tail_of(disk, attempt.ledger, attempt.task, attempt.number)
     return {
         "batch": place.batch, "task": attempt.task, "attempt": attempt.number,
-        "state": "running" if attempt.runs else attempt.ledger.phase(attempt.task).value, **texts, "tail": tail,
-        "result": result,
+        "state": "running" if attempt.runs else attempt.ledger.phase(attempt.task).value, "why": why, **texts,
+        "tail": tail, "result": result,
     }  # fmt: skip
 
 

@@ -18,7 +18,7 @@ from watchbill.fleet.views.overview import BatchView, Overview, coordinator_of, 
 from watchbill.fleet.views.progress import BatchProgress, BatchState, TaskLine, TaskStage
 from watchbill.units import format_bytes, format_millis
 
-__all__ = ["follow", "show_batch", "show_overview", "told_hold", "wait"]
+__all__ = ["follow", "show_batch", "show_overview", "told_hold", "told_why", "wait"]
 
 _STYLES = {
     BatchState.COMPLETE: "green", BatchState.PARTIAL: "yellow", BatchState.FAILED: "red", BatchState.REFUSED: "red",
@@ -84,7 +84,7 @@ def _lines(progress: BatchProgress, view: BatchView, terminal: Terminal, tasks_m
     if told:
         rows = [
             [plain(each.id), each.state, str(each.attempt), plain(each.agent), _exit(each.exit),
-             plain(_why(each))]
+             plain(told_why(each))]
             for each in told[:tasks_max]
         ]  # fmt: skip
         columns = [
@@ -96,7 +96,7 @@ def _lines(progress: BatchProgress, view: BatchView, terminal: Terminal, tasks_m
             yield f"{len(told) - tasks_max:,} more; --json lists all"
 
 
-def _why(task: TaskLine) -> str:
+def told_why(task: TaskLine) -> str:
     """Why a task is where it is: in words, with the last line of its error."""
     if task.culprit:
         return f"because of {task.culprit}"

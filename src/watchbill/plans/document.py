@@ -69,6 +69,7 @@ class TaskText:
     name: str
     line: int
     in_workflow: bool = False
+    heading: str = ""  # the whole of it
     entries: list[Entry] = field(default_factory=list[Entry])
     blocks: list[Block] = field(default_factory=list[Block])  # fenced blocks that follow no key
 
@@ -164,7 +165,7 @@ class _Reader:
         while (bare := _COMMENT_IN_HEADING.sub("", name)) != name:
             name = bare
         name = _TASK_PREFIX.sub("", name.strip("*_`: \t"), count=1).strip("*`: \t")
-        task = TaskText(name or title, self._at + 1, in_workflow=self._section == "workflow")
+        task = TaskText(name or title, self._at + 1, self._section == "workflow", title)
         if len(self._document.tasks) < limits.PLAN_TASKS_MAX:
             self._document.tasks.append(task)
         elif len(self._document.tasks) == limits.PLAN_TASKS_MAX:

@@ -55,6 +55,7 @@ _PATTERN = re.compile(r"[*?]")
 _NOTHING = frozenset({"", "none", "[]", "-", "n/a", "null", "nothing", "{}"})
 _YES, _NO = frozenset({"yes", "true", "on", "1"}), frozenset({"no", "false", "off", "0"})
 _REMARK = re.compile(r"\s*\([^()]*\)$")
+_NAMES = f"use letters from a to z, digits and . _ -, at most {PLAIN_NAME_CHARS_MAX}"
 #: A title in words: letters of any language, digits, blanks and a few signs.
 _READABLE = re.compile(rf"[\w .,&+'-]{{1,{PLAIN_NAME_CHARS_MAX}}}")
 _WHOLE = re.compile(r"\d{1,12}")
@@ -127,6 +128,7 @@ class _Fields:
             sandbox=Sandbox(self._word("sandbox", "none")),
             env=self._variables(),
             needs_pair=self._word("llm_placement", "single_gpu") == "split_gpu",
+            titles=(self._text.heading, self._text.name),
             lines={key: entry.line for key, entry in self._entries.items()},
         )
 
@@ -163,15 +165,26 @@ class _Fields:
             self._entries["command"] = Entry("command", shells[0].line - 1, "", block=shells[0])
 
     def _name(self) -> str:
+        given = self._plain("id")
+        if given is not None:
+            return self._given_name(given)
         name = self._text.name
         try:
             return check_plain_name(name, "the name of a task")
-        except NameRefused as error:
+        except NameRefused:
             better = name_of_title(name)
             if better and _READABLE.fullmatch(name):
                 self._findings.note(self._text.line, f"the task {shown(name)} is called {better}")
                 return better
-            self._wrong(self._text.line, error.what, self._better_name(name) or error.hint)
+            hint = self._better_name(name) or f"{_NAMES}; or add - **id**: NAME below the heading"
+            self._wrong(self._text.line, f"{shown(name)} cannot be the name of a task", hint)
+            return name
+
+    def _given_name(self, name: str) -> str:
+        try:
+            return check_plain_name(name, "the name of a task")
+        except NameRefused:
+            self._wrong(self._line("id"), f"{shown(name)} cannot be the name of a task", _NAMES)
             return name
 
     def _better_name(self, name: str) -> str:

@@ -85,6 +85,7 @@ KEYS: tuple[Key, ...] = (
     Key("llm_placement", Kind.WORD, "`split_gpu`: only an agent with a pair of GPUs takes the task.", "`single_gpu`",
         ("single_gpu", "split_gpu")),
     Key("llm_min_tier", Kind.PROSE, "Noted, not acted on."),
+    Key("id", Kind.NAME, "The name of the task, where its heading cannot be one.", "the heading"),
     Key("description", Kind.PROSE, "For people.", aliases=("note", "notes", "purpose")),
 )  # fmt: skip
 

@@ -138,6 +138,7 @@ class Task:
     sandbox: Sandbox = Sandbox.NONE
     env: tuple[tuple[str, Text], ...] = ()
     needs_pair: bool = False
+    titles: tuple[str, ...] = ()  # its heading, whole and without what is no name
     lines: dict[str, int] = field(default_factory=dict[str, int])  # key -> line
 
     def line_of(self, key: str) -> int:
