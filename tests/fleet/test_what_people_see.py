@@ -19,9 +19,11 @@ from watchbill.cli.terminal import Column, Terminal
 from watchbill.errors import NameRefused
 from watchbill.fleet import limits as fleet_limits
 from watchbill.fleet.folder import places
-from watchbill.fleet.state.entries import Cancel, Ended, Epoch, Open, Reopen, Spec, Tasks
+from watchbill.fleet.folder.board import Holdings
+from watchbill.fleet.state.entries import Accept, Cancel, Ended, Epoch, Issue, Open, Reopen, Spec, Tasks
 from watchbill.fleet.state.ledger import Ledger
 from watchbill.fleet.views.pictures import summary_of
+from watchbill.fleet.views.progress import progress_of
 from watchbill.names import check_folder_name
 from watchbill.plans.check import check
 from watchbill.plans.graph import Node
@@ -298,6 +300,39 @@ def test_the_time_between_an_end_and_a_resume_is_not_counted() -> None:
     ):  # fmt: skip
         ledger.apply(entry)
     assert summary_of(ledger, 0).elapsed_ms == 1_500
+
+
+def test_tasks_side_by_side_that_end_together_have_the_rate_of_their_durations() -> None:
+    """FLEET-12: six tasks of 10 s, two at a time, end in three moments: 12 a minute."""
+    ledger = Ledger("b")
+    names = [f"t{number}" for number in range(8)]
+    ledger.apply(Tasks(tuple(Spec(Node(name)) for name in names)))
+    ledger.apply(Open("p", {}, 3, "", 1_000))
+    for number, name in enumerate(names[:6]):
+        at_ms = 1_000 + 10_000 * (number // 2 + 1) + number % 2
+        ledger.apply(Issue(name, 1, f"slip-{name}"))
+        ledger.apply(Accept(name, 1, "cpu-1", 10_000, at_ms=at_ms))
+    progress = progress_of(ledger, Holdings(), {})
+    assert progress.rate_per_min == pytest.approx(12, rel=0.01)
+    assert progress.left_ms == pytest.approx(10_000, rel=0.01)
+
+
+def test_cancelled_tasks_are_no_failures() -> None:
+    """PLAN-06."""
+    ledger = Ledger("b")
+    for entry in (
+        Tasks((Spec(Node("t")),)),
+        Open("p", {}, 3, "", 1_000),
+        Cancel(),
+        Ended(Outcome.FAILED, 2_000),
+    ):
+        ledger.apply(entry)
+    summary = summary_of(ledger, 0)
+    assert (
+        summary.counts["cancelled"] == 1
+        and summary.failures == ()
+        and "Failures" not in summary.to_markdown()
+    )
 
 
 @pytest.mark.parametrize(

@@ -8,14 +8,15 @@ from pathlib import Path
 import pytest
 
 from support.fleet_folder import shared_folder
-from watchbill.cli.plan_checking import read_with_bash
+from watchbill.cli.plan_checking import find_plan, read_with_bash
+from watchbill.errors import ConfigError
 from watchbill.plans.bash_parse import parse_only
 from watchbill.plans.bash_reader import parse_command
 from watchbill.plans.check import check, read_plan
 from watchbill.plans.command import argv_of_batch
 from watchbill.plans.expand import items_at
 from watchbill.plans.syntax import BashSyntax, Mistake, Unchecked
-from watchbill.plans.task import Place
+from watchbill.plans.task import Place, Text
 
 WRONG = {
     "an open if": "if true; then echo hi",
@@ -440,3 +441,50 @@ def test_a_dependency_that_may_mean_two_tasks_and_a_heading_that_is_no_name_are_
     assert "準備 cannot be the name" in error.text and "a to z" in error.hint and "**id**" in error.hint
     (error,) = check("# P\n## Tasks\n### 準備\n- id: 準\n- command: `true`\n").findings.errors
     assert error.line == 4
+
+
+# ------------------------------------------------------------------ fenced blocks and values
+
+
+def test_what_was_copied_from_a_terminal_is_run_without_its_prompts() -> None:
+    """PLAN-01: with a note; what the commands said is left out, and lines are counted as before."""
+    plan = "# P\n## Tasks\n### a\n```console\n$ echo one\none\n$ echo {NOBODY}\n```\n"
+    checked = check(plan)
+    assert checked.plan.tasks[0].command == Text(5, "echo one\n\necho {NOBODY}")
+    assert [error.line for error in checked.findings.errors] == [7]
+    assert any("begin with $" in note.text for note in checked.findings.notes)
+
+
+def test_a_block_that_is_not_run_is_named() -> None:
+    """PLAN-01: one in another language, and one beside a command."""
+    (error,) = check("# P\n## Tasks\n### a\n```python\nprint(1)\n```\n").findings.errors
+    assert "has no command" in error.text and "is python" in error.hint and "scripts/" in error.hint
+    notes = check("# P\n## Tasks\n### a\n- command: `true`\n\n```bash\nfalse\n```\n").findings.notes
+    assert [note.line for note in notes if "is not run" in note.text] == [6]
+
+
+def test_values_in_quotes_keep_their_commas_and_a_wrong_time_is_quoted_as_it_is_written() -> None:
+    """PLAN-01."""
+    task = "# P\n## Tasks\n### a\n- command: `true`\n"
+    env = check(f"{task}- env: A=1, B=\"a, b\", C='x,y'\n").plan.tasks[0].env
+    assert {name: text.text for name, text in env} == {"A": "1", "B": "a, b", "C": "x,y"}
+    (error,) = check(f"{task}- timeout: five minutes\n").findings.errors
+    assert "five minutes" in error.text and error.hint
+
+
+def test_of_two_tasks_with_one_name_each_error_is_on_its_own_line() -> None:
+    """PLAN-03."""
+    plan = "# P\n## Tasks\n### a\n- command: `true`\n### a\n\n- command: `echo {NOBODY}`\n"
+    assert [(error.line, "two tasks" in error.text) for error in check(plan).findings.errors] == [(5, True)]
+
+
+def test_a_root_that_is_named_is_the_only_one_that_is_looked_into(tmp_path: Path) -> None:
+    """FLEET-13."""
+    other = tmp_path / "other" / "plans" / "p"
+    other.mkdir(parents=True)
+    (other / "plan.md").write_text("# P\n")
+    variables = {"WATCHBILL_FLEET": str(tmp_path / "other")}
+    assert find_plan("p", None, variables) == other / "plan.md"
+    with pytest.raises(ConfigError) as told:
+        find_plan("p", tmp_path / "root", variables)
+    assert "other" not in str(told.value)

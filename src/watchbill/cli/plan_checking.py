@@ -61,8 +61,8 @@ def read_with_bash(file: Path) -> Checked:
 
 
 def find_plan(named: str, root: Path | None, environment: Mapping[str, str] = os.environ) -> Path:
-    """The plan.md that is meant: in the named root first, then here, then in $WATCHBILL_FLEET."""
-    fleet = environment.get(FLEET_VARIABLE)
+    """The plan.md that is meant: in the named root first, then here; without a root also in $WATCHBILL_FLEET."""
+    fleet = environment.get(FLEET_VARIABLE) if root is None else None
     here = Path(named)
     places = [
         *_in_root(named, root),
@@ -73,7 +73,7 @@ def find_plan(named: str, root: Path | None, environment: Mapping[str, str] = os
     for place in places:
         if place.is_file():
             return place
-    looked = ", ".join(map(str, places))
+    looked = ", ".join(dict.fromkeys(map(str, places)))
     raise ConfigError(f"there is no plan {named}: looked for {looked}; name a folder with a {PLAN_FILE}")
 
 

@@ -6,7 +6,7 @@ one, commands that bash cannot parse, scripts that are not there.
 """
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -91,9 +91,10 @@ def check(
     findings = Findings()
     document = read_document(text, findings)
     tasks = with_names(tuple(read_task(each, findings) for each in document.tasks))
+    named = _names(tasks, findings)
+    tasks = tuple(named.values())  # of two with one name the first: each finding is about its own lines
     commands = {task.name: parse_command(task.command.text) for task in tasks if task.command is not None}
     plan = Plan(document.title, document.goal, tuple(document.inputs), tasks, commands)
-    named = _names(plan, findings)
     _dependencies(plan, named, findings)
     _circles(plan, named, findings)
     _placeholders(plan, findings)
@@ -157,9 +158,9 @@ def _unreadable(line: int, text: str, hint: str) -> Checked:
 # ------------------------------------------------------------------ names and dependencies
 
 
-def _names(plan: Plan, findings: Findings) -> dict[str, Task]:
+def _names(tasks: Iterable[Task], findings: Findings) -> dict[str, Task]:
     named: dict[str, Task] = {}
-    for task in plan.tasks:
+    for task in tasks:
         first = named.setdefault(task.name, task)
         if first is not task:
             findings.wrong(

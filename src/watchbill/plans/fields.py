@@ -44,6 +44,8 @@ _MEANT = {
     "python": "write cpu, or script for a program that uses the card",
     "model": "write llm",
 }
+#: How a terminal announces a command.
+_PROMPT = re.compile(r"\$ ")
 _META_COMMANDS = tuple(each.value for each in MetaCommand)
 _META_COMMAND = re.compile(rf"({'|'.join(_META_COMMANDS)})(\s+[A-Za-z0-9][A-Za-z0-9-]*)?")
 
@@ -55,6 +57,7 @@ _PATTERN = re.compile(r"[*?]")
 _NOTHING = frozenset({"", "none", "[]", "-", "n/a", "null", "nothing", "{}"})
 _YES, _NO = frozenset({"yes", "true", "on", "1"}), frozenset({"no", "false", "off", "0"})
 _REMARK = re.compile(r"\s*\([^()]*\)$")
+_TIMES = "write for example 90s, 30m or 2h, or a number of seconds"
 _NAMES = f"use letters from a to z, digits and . _ -, at most {PLAIN_NAME_CHARS_MAX}"
 #: A title in words: letters of any language, digits, blanks and a few signs.
 _READABLE = re.compile(rf"[\w .,&+'-]{{1,{PLAIN_NAME_CHARS_MAX}}}")
@@ -66,6 +69,8 @@ _SPELLED_TIME = re.compile(
 )
 _PER_ITEM = re.compile(r"(.+?)_\{ITEM(?:\.([A-Za-z0-9_.-]+))?\}")
 _VARIABLE = re.compile(r"([A-Za-z_][A-Za-z0-9_]{0,99})\s*[=:]\s*(.*)", re.DOTALL)
+_QUOTED_COMMA = re.compile(r"""=\s*("[^"]*,[^"]*"|'[^']*,[^']*')""")
+_OUTSIDE_QUOTES = re.compile(r"""(?:[^,"']|"[^"]*"|'[^']*')+""")
 _SHELLS = frozenset({"", "bash", "sh", "shell", "console", "zsh"})
 #: Words of a command that point at a GPU or at a model; anything else needs neither.
 _GPU_WORDS = re.compile(
@@ -152,7 +157,12 @@ class _Fields:
 
     def _take_loose_block(self) -> None:
         """A fenced block below the keys is the command of a task that has none."""
-        if "command" in self._entries or "prompt" in self._entries:
+        written = self._entries.get("command") or self._entries.get("prompt")
+        if written is not None:
+            for block in self._text.blocks if written.key.lower() not in ("prompt",) else ():
+                if block.language in _SHELLS:
+                    says = f"the fenced block is not run: {shown(self._text.name)} has a command on line {written.line}"
+                    self._findings.note(block.line - 1, says)
             return
         shells = [block for block in self._text.blocks if block.language in _SHELLS]
         if len(shells) > 1:
@@ -197,7 +207,7 @@ class _Fields:
     # ------------------------------------------------------------ what the task is
 
     def _kind(self) -> tuple[TaskType, Text | None, Text | None]:
-        command = self._unquoted(self._code("command", limits.PLAN_COMMAND_BYTES_MAX))
+        command = self._unquoted(self._without_prompts(self._code("command", limits.PLAN_COMMAND_BYTES_MAX)))
         prompt = self._code("prompt", limits.PLAN_PROMPT_BYTES_MAX)
         default = "generate" if prompt is not None and command is None else "shell"
         type_ = TaskType(self._word("type", default))
@@ -210,6 +220,12 @@ class _Fields:
             )
         elif type_ is TaskType.SHELL and command is None:
             hint = "add - **command**: with what is run"
+            if self._text.blocks:
+                word = shown(self._text.blocks[0].language)
+                hint = (
+                    f"its fenced block is {word}, and commands are bash: put it into a file of scripts/ and run that, "
+                    f"as in - **command**: `{word} scripts/FILE`"
+                )
             if self._text.entries and prompt is not None:
                 hint = "a task with a prompt is of type generate, parse or decide"
             self._wrong(self._text.line, f"the task {name} has no command", hint)
@@ -220,6 +236,17 @@ class _Fields:
                 "add - **prompt**: with what the model is asked, or file:PATH",
             )
         return type_, command, prompt
+
+    def _without_prompts(self, command: Text | None) -> Text | None:
+        """The commands of what was copied from a terminal: `$ ` begins each, the other lines are what they said."""
+        if command is None or not _PROMPT.match(command.text.lstrip("\n")):
+            return command
+        lines = command.text.split("\n")
+        says = (
+            f"{shown(self._text.name)}: lines that begin with $ are run, without it; other lines are left out"
+        )
+        self._findings.note(command.line, says)
+        return Text(command.line, "\n".join(line[2:] if _PROMPT.match(line) else "" for line in lines))
 
     def _unquoted(self, command: Text | None) -> Text | None:
         """A command without the quotes around the whole of it: bash would look for a program with this name."""
@@ -377,7 +404,7 @@ class _Fields:
                 return parse_millis(int(text))
             return parse_millis(_SPELLED_TIME.sub(_short_time, text).replace(" ", ""))
         except UnitError as error:
-            self._wrong(self._line("timeout"), f"timeout: {error.what}", error.hint)
+            self._wrong(self._line("timeout"), f"timeout cannot be {shown(text)}", error.hint or _TIMES)
             return None
 
     # ------------------------------------------------------------ texts
@@ -512,13 +539,20 @@ class _Fields:
             return ()
         found = dict(self._json_variables(entry))
         if not found:
-            for line, text in self._list("env"):
+            for line, text in self._assignments(entry):
                 match = _VARIABLE.fullmatch(text)
                 if match is None:
                     self._wrong(line, f"{shown(text)} is not a variable", "write NAME=value")
                 else:
                     found[match[1]] = Text(line, match[2].strip("`\"'"))
         return tuple(found.items())
+
+    def _assignments(self, entry: Entry) -> list[Text]:
+        """The list, where commas inside quotes divide nothing."""
+        text = entry.text.strip("` ")
+        if entry.block is not None or entry.items or not _QUOTED_COMMA.search(text):
+            return self._list("env")
+        return [Text(entry.line, part.strip()) for part in _OUTSIDE_QUOTES.findall(text) if part.strip()]
 
     def _json_variables(self, entry: Entry) -> list[tuple[str, Text]]:
         text = entry.block.text if entry.block is not None else entry.text.strip("`")

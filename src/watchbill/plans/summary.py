@@ -172,7 +172,7 @@ def summarize(
     for each in tasks:
         if each.agent:
             _credit(agents.setdefault(each.agent, AgentWork()), each)
-    failures = [each for each in tasks if each.stage in (Stage.FAILED, Stage.MANUAL, Stage.CANCELLED)]
+    failures = [each for each in tasks if each.stage in (Stage.FAILED, Stage.MANUAL)]
     bound = limits.SUMMARY_FAILURES_MAX
     return Summary(
         batch=batch,

@@ -119,7 +119,7 @@ def make_fleet(root: Path) -> None:
     if not (root / MARKER).exists() and not (root / "plans").is_dir():
         raise OursError(
             f"{root} is no shared folder of a fleet: it has neither {MARKER} nor plans/",
-            hint=f"mount it, or make one: mkdir -p {root / 'plans'}",
+            hint=f"mount it, or make one: mkdir -p {shlex.quote(str(root / 'plans'))}",
         )
     make_root(root)
     check_root(root)

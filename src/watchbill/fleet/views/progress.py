@@ -230,10 +230,17 @@ def _shares(tasks: list[TaskLine]) -> dict[str, AgentShare]:
 
 
 def _rate_per_min(ledger: Ledger) -> float | None:
-    ended = sorted(
-        state.at_ms for task in ledger.tasks()
-        if (state := ledger.state(task)).at_ms and ledger.phase(task) is Phase.COMPLETE and task not in ledger.kept
-    )[-_RATE_OVER:]  # fmt: skip
-    if len(ended) < 2 or ended[-1] <= ended[0]:
+    """How many tasks end in a minute: the last ones, over the time from the first of their starts to the last end.
+
+    Not over the time between their ends: equal tasks side by side end in the same moment.
+    """
+    states = [
+        ledger.state(task)
+        for task in ledger.tasks()
+        if ledger.phase(task) is Phase.COMPLETE and task not in ledger.kept
+    ]
+    ended = sorted((state.at_ms, state.ms) for state in states if state.at_ms)[-_RATE_OVER:]
+    if len(ended) < 2:
         return None
-    return round((len(ended) - 1) * 60_000 / (ended[-1] - ended[0]), 2)
+    span_ms = ended[-1][0] - min(at_ms - ms for at_ms, ms in ended)
+    return round(len(ended) * 60_000 / span_ms, 2) if span_ms > 0 else None
