@@ -23,6 +23,8 @@ __all__ = ["Made", "paths_named"]
 ValueOf = Callable[[Placeholder], str | None]
 
 _TOKEN = re.compile(r"[\w./+,%~*?-]+")
+#: A redirection into the plan's folder, perhaps: parsing a command takes longer than this look.
+_MAY_WRITE = re.compile(r""">[>|&]?\s*["']?(?!\{(?:BATCH_|TASK_|ITEM|ROOT)|[/&\d\s>|])""")
 _MOVES = ("cd", "pushd")
 #: Stands for values that are not known in paths that a task writes.
 _ANY = "*"
@@ -34,12 +36,17 @@ class Made:
     def __init__(self, tasks: Iterable[Task], value_of: ValueOf) -> None:
         self._exact: set[str] = set()
         self._patterns: set[str] = set()
+        self._known: dict[object, bool] = {}  # the same few files are asked about for task after task
         for task in tasks:
             for path in _written(task, value_of):
                 (self._patterns if _ANY in path else self._exact).add(path)
 
     def __contains__(self, path: object) -> bool:
-        return path in self._exact or any(fnmatch.fnmatchcase(str(path), each) for each in self._patterns)
+        if path not in self._known:
+            self._known[path] = path in self._exact or any(
+                fnmatch.fnmatchcase(str(path), each) for each in self._patterns
+            )
+        return self._known[path]
 
 
 def paths_named(task: Task, value_of: ValueOf) -> list[str]:
@@ -115,10 +122,12 @@ def _written(task: Task, value_of: ValueOf) -> Iterator[str]:
     texts = [*task.produces, *([] if task.output is None else [task.output])]
     paths = [_filled(each.text, value_of, _ANY) for each in texts]
     folders: list[str] = []
-    for words in read_command(task.command.text).simple if task.command is not None else ():
+    text = "" if task.command is None else task.command.text
+    for words in read_command(text).simple if _MAY_WRITE.search(text) else ():
         folders += _folders_entered(words, folders, value_of)
         for word in words:
             if word.redirect.startswith((">", "<>")):
                 target = _text_of(word, value_of, _ANY) or ""
                 paths += [target, *(posixpath.join(folder, target) for folder in folders)]
-    yield from (posixpath.normpath(path) for path in paths if path)
+    # What begins with a value is the batch's folder, or anywhere.
+    yield from (posixpath.normpath(path) for path in paths if path and not path.startswith((_ANY, "/")))
