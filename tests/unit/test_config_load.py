@@ -186,6 +186,7 @@ models = ["small", "unit"]
 [journal]
 markdown = "~/radio/queue_log.md"
 events = "e.jsonl"
+traffic = false
 [alerts]
 command = "notify-send"
 webhook = "http://127.0.0.1:9999/"
@@ -238,7 +239,9 @@ webhook = "http://127.0.0.1:9999/"
     assert found.rotation == catalog.RotationRules(7_200_000, 14_400_000, ("other", "big"), 10_800_000)
     assert found.epochs == {"ingest": catalog.Epoch("ingest", ("big",), 300_000, 1_800_000, 2)}
     assert found.sets == {"see": ("small", "unit")}
-    assert found.journal == catalog.JournalRules(str(Path.home() / "radio/queue_log.md"), "e.jsonl")
+    assert found.journal == catalog.JournalRules(
+        str(Path.home() / "radio/queue_log.md"), "e.jsonl", traffic=False
+    )
     assert found.alerts == catalog.AlertRules("notify-send", "http://127.0.0.1:9999/")
 
 
