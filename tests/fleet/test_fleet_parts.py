@@ -457,10 +457,19 @@ def test_a_pid_that_was_used_again_is_not_the_agent() -> None:
     assert not kernel_says(0, 0) and not kernel_says(-1, 0)
 
 
-def test_a_living_process_of_this_boot_is_never_given_up_for_its_silence() -> None:
-    """R16: it may be suspended, and the kernel knows better."""
-    watcher = Watcher("here", lambda pid, started: True)
-    assert not any(watcher.is_dead("a", Pulse("here", 1, 1, 1), now) for now in (0, DAY_MS, 7 * DAY_MS))
+def test_a_living_process_of_this_boot_that_hangs_is_dead_after_90_seconds_of_silence() -> None:
+    """FLEET-08: its pid says nothing about what it does."""
+    watcher, pulse = Watcher("here", lambda pid, started: True), Pulse("here", 1, 1, 1)
+    assert [watcher.is_dead("a", pulse, now) for now in range(0, 100_000, 10_000)] == [False] * 9 + [True]
+    assert not watcher.is_dead("a", Pulse("here", 1, 1, 2), 90_001)
+
+
+def test_a_reader_that_was_paused_with_its_machine_counts_the_silence_anew() -> None:
+    """R16: the processes beside it could not run either."""
+    watcher, pulse = Watcher("here", lambda pid, started: True), Pulse("here", 1, 1, 1)
+    assert not any(watcher.is_dead("a", pulse, now) for now in (0, DAY_MS, 7 * DAY_MS))
+    looks = [watcher.is_dead("a", pulse, 7 * DAY_MS + now) for now in (30_000, 60_000, 89_999, 90_000)]
+    assert looks == [False, False, False, True]
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b"null"])

@@ -1,7 +1,8 @@
 """The agents of a shared folder and their cards, from the heartbeats alone. Needs the standard library and no daemon.
 
 For an agent of this boot the kernel is asked. Of any other agent only the heartbeat is known. It counts as dead when
-the heartbeat has not moved for 90 s while this command watched, so a single look believes it.
+the heartbeat has not moved for 90 s while this command watched. A single look says `silent` where the file is older, as
+far as the clocks agree.
 """
 
 import json as json_module
@@ -16,6 +17,7 @@ from watchbill.cli.limits import GPUS_LOOK_MS
 from watchbill.cli.plan_views import told_hold
 from watchbill.cli.terminal import Column, Terminal, plain
 from watchbill.files.host import boot_id
+from watchbill.fleet import limits as fleet_limits
 from watchbill.fleet.folder import places
 from watchbill.fleet.folder.agent_report import STOPPED
 from watchbill.fleet.folder.benchmarks import Benchmark, read_benchmarks
@@ -56,9 +58,18 @@ class _Seen(NamedTuple):
 
     beat: Heartbeat
     lives: bool
+    silent_ms: int  # since its heartbeat was last written, by this machine's clock
+
+    @property
+    def state(self) -> str:
+        """Its own word, where it can still speak for itself."""
+        if not self.lives and self.beat.report.state != STOPPED:
+            return "dead"
+        hangs = self.lives and self.silent_ms > fleet_limits.SILENCE_MS_MAX
+        return "silent" if hangs else self.beat.report.state or "?"
 
     def fields(self) -> dict[str, object]:
-        return {**self.beat.fields(), "alive": self.lives}
+        return {**self.beat.fields(), "alive": self.lives, "silent_ms": self.silent_ms}
 
 
 def _read(disk: FolderDisk, watcher: Watcher) -> dict[str, _Seen]:
@@ -67,7 +78,8 @@ def _read(disk: FolderDisk, watcher: Watcher) -> dict[str, _Seen]:
         heartbeat = read_heartbeat(disk, folder.replace("_", "-"))
         if heartbeat is not None:
             name = heartbeat.report.name or folder.replace("_", "-")
-            found[name] = _Seen(heartbeat, _lives(heartbeat, name, watcher))
+            age_ms = disk.age_ms(f"{places.GPUS}/{folder}/heartbeat.json")
+            found[name] = _Seen(heartbeat, _lives(heartbeat, name, watcher), age_ms)
     return found
 
 
@@ -100,7 +112,7 @@ def _row(name: str, seen: _Seen) -> list[str]:
     total, used = card.whole("vram_total_mb"), card.whole("vram_used_mb")
     return [
         plain(name),
-        plain(report.state or "?") if seen.lives or report.state == STOPPED else "dead",
+        plain(seen.state),
         plain(", ".join(report.hot_models)),
         *(_figure(card, key) for key in ("temperature_c", "power_draw_w")),
         f"{used} of {total} MB" if total else "",

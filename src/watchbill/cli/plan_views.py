@@ -10,7 +10,7 @@ from watchbill.cli import limits
 from watchbill.cli.terminal import Column, Part, Terminal, plain
 from watchbill.fleet import limits as fleet_limits
 from watchbill.fleet.folder import places
-from watchbill.fleet.folder.agent_report import HELD, HeldWhy, OnHold
+from watchbill.fleet.folder.agent_report import HELD, STOPPED, HeldWhy, OnHold
 from watchbill.fleet.folder.heartbeat import heartbeats
 from watchbill.fleet.permissions.rules import FILE, SandboxRules
 from watchbill.fleet.state.entries import Cause
@@ -227,6 +227,8 @@ def show_overview(found: Overview, terminal: Terminal) -> None:
     for each in living:
         constraints = [str(word) for word in each.constraints if word != HELD]
         limits_told = f", constrained: {plain(', '.join(constraints))}" if constraints else ""
+        if each.silent_ms > fleet_limits.SILENCE_MS_MAX and each.state != STOPPED:
+            limits_told += f", silent for {format_millis(each.silent_ms)}: it hangs, or its machine does"
         terminal.show(
             f"agent {plain(each.name)}: {plain(each.state) or 'up'}, {each.running} running, "
             f"sandbox {plain(each.sandbox) or 'unknown'}{limits_told}"

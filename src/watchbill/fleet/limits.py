@@ -27,10 +27,14 @@ PERMISSION_RULE_CHARS_MAX = 10_000
 PERMISSION_SHOWN_CHARS_MAX = 200
 #: Tasks or items in one line of a journal; a line has at most 16 MiB.
 JOURNAL_PART_BYTES_MAX = 4 * 2**20
-#: How long something from another machine may stand still before it counts as dead, by the reader's own clock.
+#: How long an agent or a coordinator may stand still before it counts as dead, by the reader's own clock.
 SILENCE_MS_MAX = 90_000
+#: A reader that has not looked for longer was paused, and with it the processes of its machine: it counts anew.
+LOOK_GAP_MS_MAX = 30_000
 #: How often the coordinator says that it lives.
 COORDINATOR_BEAT_MS = 10_000
+#: A coordinator of this machine whose record is older hangs: the next one waits for its silence and is not refused.
+COORDINATOR_STIRS_MS = 25_000
 #: Slips offered at a time: so many for each slot of the living agents, and never fewer than this, nor more.
 RELEASE_PER_SLOT = 8
 RELEASE_MIN = 32

@@ -98,6 +98,7 @@ class _Working:
     share: Share = field(default_factory=Share)
     busy_since: float = 0.0
     seq: int = 0
+    beat_at: float = 0.0  # when its heartbeat is due though nothing has changed
 
     def standing(self) -> Standing:
         """The agent as a claim sees it."""
@@ -215,8 +216,11 @@ class Rig:
         self._plan_tick(turn, is_busy=bool(turn.entries) or has_claimed)
 
     def _show_heartbeats(self) -> None:
-        for name, agent in self._changed.items():
+        now = self._agenda.now
+        due = {each.about.name: each for each in self._agents if each.beat_at <= now} | self._changed
+        for name, agent in due.items():
             write_heartbeat(self._disk, name, agent.heartbeat())
+            agent.beat_at = now + limits.AGENT_EXTERNAL_MS
         self._changed = {}
 
     def _plan_tick(self, turn: Turn, *, is_busy: bool) -> None:

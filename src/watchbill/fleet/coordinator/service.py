@@ -1,6 +1,7 @@
 """The coordinator as a process: it waits until it may start, then turns when something arrives, until it is stopped.
 
-    wait     a living coordinator of this machine is a refusal; one of another machine is waited for until it is silent
+    wait     a living coordinator of this machine is a refusal; one of another machine, or one of this machine that
+             hangs, is waited for until it has been silent for 90 s
     turn     woken by inotify where the folder is local, else by the clock: each second with work, each 5 s without
     again    the disk refused something, or a batch is reopened: a new coordinator starts from the files
     leave    told to stop, or superseded
@@ -95,28 +96,36 @@ class Service:
 
     @contextmanager
     def _locked(self) -> Generator[None]:
-        """A friendly refusal for two on one machine; what protects the records is the epoch."""
+        """A friendly refusal for two on one machine; what protects the records is the epoch.
+
+        A coordinator that hangs keeps the lock. The next one goes without it, once the silence was long enough.
+        """
         fd = os.open(self._root / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o660)
         try:
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                raise _refusal(self._office().occupant(_now_ms())) from None
+                if self._is_written_now():
+                    raise _refusal(self._office().occupant(_now_ms())) from None
             yield
         finally:
             os.close(fd)
+
+    def _is_written_now(self) -> bool:
+        """Whether the record of the present coordinator is as new as that of one that does not hang."""
+        return self._disk.age_ms(places.COORDINATOR) < limits.COORDINATOR_STIRS_MS
 
     def _office(self) -> Office:
         return Office(self._disk, self._watcher)
 
     def _wait_for_the_office(self) -> None:
-        """Wait until no other coordinator lives; one of another machine is dead when it has been silent for long."""
+        """Wait until no other coordinator lives: one that cannot be asked is dead when it has been silent for long."""
         office, has_told = self._office(), False
         while not self._stops:
             occupant = office.occupant(_now_ms())
             if occupant is None:
                 return
-            if occupant.pulse.boot_id == boot_id():
+            if occupant.pulse.boot_id == boot_id() and self._is_written_now():
                 raise _refusal(occupant)
             if not has_told:
                 _LOG.warning(

@@ -10,6 +10,7 @@ There is no lock, no `link` and no append by two writers here: a network mount h
 import errno
 import glob
 import os
+import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Protocol
@@ -117,6 +118,13 @@ class FolderDisk:
     def root(self) -> Path:
         """The folder itself."""
         return self._root
+
+    def age_ms(self, path: str) -> int:
+        """How old a file is, as far as the clocks agree; 0 where there is none."""
+        try:
+            return max(0, round((time.time() - (self._root / path).stat().st_mtime) * 1000))
+        except FileNotFoundError:
+            return 0
 
     def names(self, folder: str) -> list[str]:
         try:

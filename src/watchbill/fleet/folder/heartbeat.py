@@ -1,14 +1,16 @@
 """Heartbeats: how an agent shows that it lives, and how a reader decides that it does not.
 
-A heartbeat file has one writer, its agent, which raises `seq` each time. A reader that runs on the same boot of the
-same machine asks the kernel: a process is told by its pid and its start time, so a pid that was used again is not
-mistaken for the agent, and a death is seen at once. Any other reader goes by `seq` alone: an agent whose `seq` has not
-moved for 90 s, by the reader's own monotonic clock, is silent. Times of two machines are never compared, and a time in
-a heartbeat is for people: one from the future or of last year changes nothing.
+A heartbeat file has one writer, its agent, which raises `seq` each time. An agent whose `seq` has not moved for 90 s,
+by the reader's own monotonic clock, is silent and counts as dead. A reader that runs on the same boot of the same
+machine also asks the kernel: a process is told by its pid and its start time, so a pid that was used again is not
+mistaken for the agent, and a death is seen at once. A process that lives and hangs is silent like any other; but a
+reader that did not run itself for a while, because its machine or its container was paused, begins to count anew: the
+agent beside it could not run either. Times of two machines are never compared, and a time in a heartbeat is for people:
+one from the future or of last year changes nothing.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from watchbill.files.atomic import NotAFile
 from watchbill.files.host import boot_id, start_time
@@ -113,10 +115,11 @@ def heartbeats(disk: Disk) -> dict[str, Heartbeat]:
 
 @dataclass(frozen=True, slots=True)
 class Sighting:
-    """The last pulse that differed from the one before, and when the reader saw it first, by the reader's clock."""
+    """The last pulse that differed from the one before, since when the reader has seen it, and its last look."""
 
     pulse: Pulse | None
     since_ms: int
+    looked_ms: int
 
 
 class Watcher:
@@ -132,11 +135,14 @@ class Watcher:
 
         `now_ms` is of the reader's monotonic clock. A file that is gone or unreadable is a pulse that does not move.
         """
-        if pulse is not None and pulse.boot_id and pulse.boot_id == self._boot_id:
-            self._seen[name] = Sighting(pulse, now_ms)
-            return not self._kernel(pulse.pid, pulse.start_time)
+        is_here = pulse is not None and bool(pulse.boot_id) and pulse.boot_id == self._boot_id
+        if is_here and pulse is not None and not self._kernel(pulse.pid, pulse.start_time):
+            self._seen.pop(name, None)
+            return True
         seen = self._seen.get(name)
-        if seen is None or (pulse is not None and pulse != seen.pulse):
-            self._seen[name] = Sighting(pulse, now_ms)
+        has_moved = seen is None or (pulse is not None and pulse != seen.pulse)
+        if seen is None or has_moved or (is_here and now_ms - seen.looked_ms > limits.LOOK_GAP_MS_MAX):
+            self._seen[name] = Sighting(pulse, now_ms, now_ms)
             return False
+        self._seen[name] = replace(seen, looked_ms=now_ms)
         return now_ms - seen.since_ms >= limits.SILENCE_MS_MAX

@@ -46,7 +46,7 @@ class Office:
     def occupant(self, now_ms: int) -> Incumbent | None:
         """The coordinator that may still live; None where the next one may start.
 
-        One of this boot is known to live or not. One of another machine is waited for: ask again until it is silent.
+        One of this boot that is dead is known to be. Any other one is waited for: ask again until it is silent.
         """
         fields = self._read()
         if fields is None:

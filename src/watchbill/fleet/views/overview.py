@@ -3,7 +3,6 @@
 For people on any machine that mounts the folder, and for the daemon's page. Changes nothing. Standard library only.
 """
 
-import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -58,16 +57,8 @@ def coordinator_of(disk: FolderDisk) -> CoordinatorView:
     except (FileNotFoundError, ValueError, NotAFile):
         return CoordinatorView()
     pulse = Pulse.of(fields)
-    is_dead, silent_ms = _is_known_dead(pulse), _age_ms(disk.root / places.COORDINATOR)
+    is_dead, silent_ms = _is_known_dead(pulse), disk.age_ms(places.COORDINATOR)
     return CoordinatorView(fields.text("host"), pulse.pid, fields.whole("epoch"), is_dead, silent_ms)
-
-
-def _age_ms(file: Path) -> int:
-    """How old a file is, as far as the clocks agree."""
-    try:
-        return max(0, round((time.time() - file.stat().st_mtime) * 1000))
-    except FileNotFoundError:
-        return 0
 
 
 def _is_known_dead(pulse: Pulse) -> bool:
@@ -85,6 +76,7 @@ class AgentView:
     constraints: tuple[str, ...]
     sandbox: str = ""
     hold: OnHold | None = None
+    silent_ms: int = 0  # since its heartbeat was last written, by this machine's clock
 
     def fields(self) -> dict[str, object]:
         return {
@@ -94,18 +86,20 @@ class AgentView:
             "constraints": list(self.constraints),
             "sandbox": self.sandbox,
             "hold": None if self.hold is None else self.hold.fields(),
+            "silent_ms": self.silent_ms,
         }
 
 
 def agents_of(disk: FolderDisk, holdings: Holdings) -> list[AgentView]:
-    return [_agent(name, each, holdings) for name, each in heartbeats(disk).items()]
+    return [_agent(disk, name, each, holdings) for name, each in heartbeats(disk).items()]
 
 
-def _agent(name: str, heartbeat: Heartbeat, holdings: Holdings) -> AgentView:
+def _agent(disk: FolderDisk, name: str, heartbeat: Heartbeat, holdings: Holdings) -> AgentView:
     report = heartbeat.report
     running = len(holdings.processing.get(name, ()))
     return AgentView(
-        name, report.state, running, _is_known_dead(heartbeat.pulse), report.constraints, report.sandbox, report.hold
+        name, report.state, running, _is_known_dead(heartbeat.pulse), report.constraints, report.sandbox, report.hold,
+        disk.age_ms(places.heartbeat_path(name)),
     )  # fmt: skip
 
 
