@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from watchbill.errors import IllegalTransition, OursError
+from watchbill.errors import OursError
 from watchbill.fleet.folder import places
 from watchbill.fleet.folder.disk import Disk
 from watchbill.fleet.folder.slips import Headline, slip_name
@@ -100,6 +100,11 @@ class ActiveBatches:
         # The ledger hears of the new epoch as it will in a later replay: parts without their end count for nothing.
         for entry in (*past.entries, Epoch(self.epoch, past.after)):
             ledger.apply(entry)
+        if ledger.is_open and ledger.plan != order.plan:
+            raise OursError(
+                f"it is a batch of the plan {ledger.plan}, and lies in plans/{order.plan}: copied, or renamed since",
+                hint=f"move its folder back to plans/{ledger.plan}/history, or submit {order.plan} anew",
+            )
         journal = Journal(self._disk, order.plan, order.batch, self.epoch, past.after)
         self.batches[order.batch] = ActiveBatch(ledger, journal)
         for name in ledger.by_token:
@@ -111,11 +116,10 @@ class ActiveBatches:
         )  # the last coordinator may have died in the middle of reopening it
 
     def take_up_or_leave(self, order: ExecutePlan, now_ms: int) -> None:
-        """The same, but one batch whose journal makes no sense, damaged or of a later version, does not stop the
-        others."""
+        """The same, but one batch that makes no sense, damaged, copied or of a later version, stops no others."""
         try:
             self.take_up(order, now_ms)
-        except (IllegalTransition, ValueError, KeyError) as error:
+        except (OursError, ValueError, KeyError) as error:
             self.left_alone[order.batch] = str(error)
 
     def forget(self, batch: str) -> None:

@@ -135,9 +135,15 @@ class Coordinator:
         self._agents_at_ms = self._beat_at_ms = now_ms
         self._stuck_at_ms = now_ms + limits.STUCK_LOOK_MS
         self._beat(now_ms)
+        active = {name.removesuffix(".json") for name in self._disk.names(places.ACTIVE)}
         for order in self._inbox.batches():
-            if order.batch not in self._active.batches and self._was_opened(order):
+            if order.batch in self._active.batches:
+                continue
+            if self._was_opened(order):
                 self._active.take_up_or_leave(order, now_ms)
+            elif order.batch in active:
+                own = places.batch_folder(order.plan, order.batch)
+                self._active.left_alone[order.batch] = f"{own} has no journal any more; put the folder back"
         epochs.refuse_if_superseded(self._disk, self.epoch)
         self._mend(now_ms)
         self._finish(now_ms)

@@ -100,6 +100,7 @@ class Epoch:
 
     epoch: int
     after: Mapping[int, int]
+    fleet: str = ""  # the id in the marker of its folder: a copy in another fleet is told by it
 
 
 @dataclass(frozen=True, slots=True)
@@ -335,7 +336,8 @@ def size_of_text(text: str) -> int:
 
 def _epoch(line: Fields) -> Epoch:
     after = line.fields("after")
-    return Epoch(line.whole("epoch"), {int(key): after.whole(key) for key in after.all() if key.isdigit()})
+    believed = {int(key): after.whole(key) for key in after.all() if key.isdigit()}
+    return Epoch(line.whole("epoch"), believed, line.text("fleet"))
 
 
 def _tasks(line: Fields) -> Tasks:

@@ -19,7 +19,7 @@ from watchbill.fleet.folder.disk import Disk
 from watchbill.fleet.folder.heartbeat import Pulse, Watcher
 from watchbill.fleet.folder.values import Fields, encode, fields_of
 
-__all__ = ["Incumbent", "Office", "Superseded", "announce", "refuse_if_superseded", "take_epoch"]
+__all__ = ["Incumbent", "Office", "Superseded", "announce", "is_taken", "refuse_if_superseded", "take_epoch"]
 
 _NUMBER = re.compile(r"[1-9][0-9]{0,9}")
 
@@ -72,6 +72,11 @@ def take_epoch(disk: Disk) -> int:
             continue
         return epoch
     raise FileExistsError(f"no epoch could be taken in {limits.FLEET_TRIES_MAX} tries")
+
+
+def is_taken(disk: Disk, epoch: int) -> bool:
+    """Whether a coordinator of this folder has ever taken this number."""
+    return epoch in _taken(disk)
 
 
 def refuse_if_superseded(disk: Disk, epoch: int) -> None:

@@ -6,19 +6,35 @@ file with a first line decides for all before it.
 
 Lines that are seen may not be on stable storage yet, when their writer died before its sync. They are synced before
 they are believed: otherwise a power cut could take them back from under the lines that build on them.
+
+A plan may be copied with its batches. A journal of another fleet, by the id in its first lines or by an epoch that was
+never taken here, is refused: the copy has tokens and epochs of its own, and only its own coordinator may go on with it.
 """
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from watchbill.errors import OursError
+from watchbill.files.atomic import NotAFile
+from watchbill.fleet import limits
 from watchbill.fleet.folder import places
 from watchbill.fleet.folder.disk import Disk
 from watchbill.fleet.folder.record import Recorder, read_whole
-from watchbill.fleet.folder.values import Fields
+from watchbill.fleet.folder.values import Fields, fields_of
 from watchbill.fleet.state.entries import Entry, Epoch, decode, encode_entry
-from watchbill.fleet.state.epochs import Superseded
+from watchbill.fleet.state.epochs import Superseded, is_taken
 
-__all__ = ["Journal", "Past", "believed", "read_past"]
+__all__ = ["ForeignBatch", "Journal", "Past", "believed", "read_past"]
+
+
+class ForeignBatch(OursError):
+    """The journal of a batch was written by coordinators of another fleet."""
+
+    def __init__(self, plan: str, batch: str) -> None:
+        super().__init__(
+            f"plans/{plan}/history/{batch} is a batch of another fleet, copied into this one",
+            hint=f"submit the plan anew: watchbill plan submit {plan}; or go on with the batch in its own folder",
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,18 +46,34 @@ class Past:
 
 
 def read_past(disk: Disk, plan: str, batch: str, epoch: int) -> Past:
-    """Read what counts for the coordinator of this epoch. Raises Superseded, and ValueError for an unknown entry."""
+    """Read what counts for the coordinator of this epoch.
+
+    Raises Superseded, ForeignBatch, and ValueError for an unknown entry.
+    """
     listed = disk.names(places.batch_folder(plan, batch))
     epochs = sorted(found for name in listed if (found := places.epoch_of_journal(name)) is not None)
     if epochs and epochs[-1] >= epoch:
-        raise Superseded
+        if is_taken(disk, epochs[-1]):
+            raise Superseded
+        raise ForeignBatch(plan, batch)
     after = believed(disk, plan, batch, epochs)
     entries: list[Entry] = []
     for earlier, until in sorted(after.items()):
         path = places.journal_path(plan, batch, earlier)
         entries += map(decode, read_whole(disk, path, until)[0])
         disk.sync(path)
+    known = {entry.fleet for entry in entries if isinstance(entry, Epoch) and entry.fleet}
+    if known - {fleet_of(disk)} and fleet_of(disk):
+        raise ForeignBatch(plan, batch)
     return Past(entries, after)
+
+
+def fleet_of(disk: Disk) -> str:
+    """The id of the fleet in a folder; "" where it has no marker."""
+    try:
+        return fields_of(disk.read(places.MARKER, limits.FLEET_FILE_BYTES_MAX)).text("id")
+    except (FileNotFoundError, ValueError, NotAFile):
+        return ""
 
 
 def believed(disk: Disk, plan: str, batch: str, epochs: list[int]) -> dict[int, int]:
@@ -65,7 +97,7 @@ class Journal:
     def __init__(self, disk: Disk, plan: str, batch: str, epoch: int, after: dict[int, int]) -> None:
         """Begin the file. From its first line on nothing more of the earlier epochs counts."""
         self._recorder = Recorder(disk, places.journal_path(plan, batch, epoch))
-        self.commit([Epoch(epoch, after)])
+        self.commit([Epoch(epoch, after, fleet_of(disk))])
 
     def commit(self, entries: Iterable[Entry]) -> None:
         """Put entries on stable storage with one sync. Raises OSError: then the coordinator has to start anew."""

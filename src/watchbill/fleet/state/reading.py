@@ -42,7 +42,10 @@ class BatchPlace:
 
 def batches_of(disk: FolderDisk) -> list[BatchPlace]:
     """Every batch of the folder, the oldest first."""
-    found = {each.batch: each for each in _with_folder(disk)}
+    found: dict[str, BatchPlace] = {}
+    for each in _with_folder(disk):
+        if each.batch not in found or not _is_copy(disk, each):
+            found[each.batch] = each
     for folder in (places.INBOX, places.REFUSED):
         for order in _orders(disk, folder):
             known = found.get(order.batch)
@@ -68,6 +71,15 @@ def _with_folder(disk: FolderDisk) -> Iterator[BatchPlace]:
             has_journal = any(places.epoch_of_journal(name) is not None for name in names)
             is_refused = batch in refused and not has_journal
             yield BatchPlace(batch, plan, batch in active, False, is_refused, has_journal)
+
+
+def _is_copy(disk: FolderDisk, place: BatchPlace) -> bool:
+    """Whether a batch that lies in two plans is of another plan than the one whose folder this is."""
+    try:
+        ledger = Follower(disk, place).read()
+    except OursError:
+        return True
+    return ledger.is_open and ledger.plan != place.plan
 
 
 def _orders(disk: FolderDisk, folder: str) -> Iterator[ExecutePlan]:
