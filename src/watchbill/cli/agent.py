@@ -112,6 +112,10 @@ def _run(name: str, root: Path | None, nats: str | None, slots: int, card: _Card
     if card.port and not devices and not card.model:
         raise ConfigError("--port needs --device or --model; add one, for example --device gpu:0")
     has_any = devices or card.model
+    if not slots and not has_any:
+        raise ConfigError(
+            "an agent without slots, device and model runs nothing; give it --cpu-slots 1, --device or --model"
+        )
     device = DeviceOptions(devices, card.model or "", card.port, card.llm_slots) if has_any else None
     state = find_root(None).path
     if nats is None:

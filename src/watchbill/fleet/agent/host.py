@@ -12,10 +12,10 @@ daemon lost in a restart are asked for again.
 import asyncio
 import json
 import os
-import signal
+import subprocess
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
@@ -30,7 +30,7 @@ from watchbill.fleet.agent.memory import BUDGET_SHARE, DeviceState
 from watchbill.fleet.folder.values import Fields
 from watchbill.fleet.logs import Part
 from watchbill.fleet.matching.claiming import Health
-from watchbill.processes.detach import exit_code_of, spawn_detached
+from watchbill.processes.attached import spawn_bound
 from watchbill.processes.device_lock import HostLock, LockHeld, locks_folder
 from watchbill.root import Root
 from watchbill.runtime import limits as runtime_limits
@@ -56,7 +56,7 @@ class PrivateDaemon:
 
     def __init__(self, root: Root, config: Path | None) -> None:
         self._root, self._config = root, config
-        self._pid = 0
+        self._process: subprocess.Popen[bytes] | None = None
 
     async def start(self) -> str:
         """Starts it and returns its address. Raises OursError when it does not come up in time."""
@@ -74,28 +74,28 @@ class PrivateDaemon:
             str(self._root.path),
             *chosen,
         ]
-        self._pid = spawn_detached(argv, log)
+        self._process = spawn_bound(argv, log)
         deadline = time.monotonic() + limits.HOST_START_MS_MAX / 1000
         while time.monotonic() < deadline:
             if (url := find_host(self._root)) is not None:
                 return url
-            if exit_code_of(self._pid) is not None:
+            if self._process.poll() is not None:
                 raise OursError(f"the private daemon of this agent does not start; its log is {log}")
             await asyncio.sleep(limits.HOST_LOOK_MS / 1000)
         raise OursError(f"the private daemon of this agent is not ready in time; its log is {log}")
 
     async def stop(self) -> None:
         """Ends it, and what it started with it. Waits until it is gone, within a bound."""
-        if not self._pid:
+        if self._process is None:
             return
-        os.kill(self._pid, signal.SIGTERM)
+        self._process.terminate()
         deadline = time.monotonic() + limits.HOST_STOP_MS_MAX / 1000
-        while exit_code_of(self._pid) is None:
+        while self._process.poll() is None:
             if time.monotonic() >= deadline:
-                _LOG.error("the private daemon %s does not end", self._pid)
+                _LOG.error("the private daemon %s does not end", self._process.pid)
                 break
             await asyncio.sleep(limits.HOST_LOOK_MS / 1000)
-        self._pid = 0
+        self._process = None
 
 
 # ------------------------------------------------------------------ the device
@@ -136,10 +136,22 @@ class HostMemory:
         self.state = DeviceState()
 
     async def open(self) -> None:
-        """Opens the agent's door and takes the first look. Raises NotReachable when the daemon does not answer."""
+        """Opens the agent's door and takes the first look.
+
+        Raises NotReachable when the daemon does not answer, and OursError for a device that it does not have.
+        """
+        self._refuse_unknown((await self._ask("GET", "/wb/v1/status")).mapping("devices"))
         await self._open_door()
         await self.look()
         self._task = asyncio.create_task(self._look_often(), name="host")
+
+    def _refuse_unknown(self, known: Mapping[str, object]) -> None:
+        missing = [name for name in self._devices if name not in known]
+        if missing:
+            raise OursError(
+                f"this machine has no device {missing[0]}; it has {', '.join(known) or 'none'}",
+                hint="name one of them with --device, or leave it out",
+            )
 
     async def _open_door(self) -> None:
         door = await self._ask(

@@ -155,10 +155,18 @@ async def _run(options: AgentOptions, state: Path, device: DeviceOptions | None)
         await _serve(Agent(options))
         return
     private: PrivateDaemon | None = None
-    if (url := os.environ.get("WATCHBILL_URL") or find_host(Root(state))) is None:
-        _LOG.info("no daemon runs on %s: starting one for this agent", state)
-        private = PrivateDaemon(Root(options.folder / "daemon", is_named=True), _config())
-        url = await private.start()
+    try:
+        if (url := os.environ.get("WATCHBILL_URL") or find_host(Root(state))) is None:
+            _LOG.info("no daemon runs on %s: starting one for this agent", state)
+            private = PrivateDaemon(Root(options.folder / "daemon", is_named=True), _config())
+            url = await private.start()
+        await _serve_with(url, options, device)
+    finally:
+        if private is not None:
+            await private.stop()
+
+
+async def _serve_with(url: str, options: AgentOptions, device: DeviceOptions) -> None:
     memory = HostMemory(
         url, device.devices, options.name, model=device.model, port=device.port, llm_slots=device.llm_slots,
         key=options.key,
@@ -168,8 +176,6 @@ async def _run(options: AgentOptions, state: Path, device: DeviceOptions | None)
         await _serve(Agent(options, memory))
     finally:
         await memory.close()
-        if private is not None:
-            await private.stop()
 
 
 async def _serve(agent: Agent) -> None:
