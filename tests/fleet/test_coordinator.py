@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -339,7 +338,6 @@ def test_a_group_of_entries_that_a_power_cut_tore_anywhere_is_finished_by_the_ne
         torn.submit("b1", "p", "### a\n- **command**: `true`\n")
         folder = torn.root / places.batch_folder("p", "b1")
         folder.mkdir(parents=True)
-        shutil.copy(whole.root / places.MARKER, torn.root)  # the same fleet
         (folder / "journal.1.jsonl").write_bytes(b"\n".join([*lines[:kept], lines[kept][:-3]]))
         torn.brain = torn.new_brain(0)
         for now_ms in range(4):

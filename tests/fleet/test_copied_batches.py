@@ -24,7 +24,7 @@ def fleet_with_a_batch(root: Path, epochs: int) -> FolderDisk:
     for _ in range(epochs):
         epoch = take_epoch(disk)
     disk.make_folder(places.batch_folder("p", "b"))
-    journal = Journal(disk, "p", "b", epoch, {})
+    journal = Journal(disk, "p", "b", epoch, {}, fleet=places.check_root(root))
     journal.commit([Open("p", {}, 3)])
     journal.close()
     return disk
@@ -40,7 +40,7 @@ def test_a_journal_of_another_fleet_is_refused_whatever_its_epoch(tmp_path: Path
     epoch = take_epoch(here)
     shutil.copytree(tmp_path / "a/plans/p", tmp_path / "b/plans/p")
     with pytest.raises(ForeignBatch, match=r"plans/p/history/b is a batch of another fleet.*plan submit p"):
-        read_past(here, "p", "b", epoch)
+        read_past(here, "p", "b", epoch, places.check_root(here.root))
 
 
 def test_a_journal_of_a_later_epoch_of_this_fleet_is_a_successor(tmp_path: Path) -> None:

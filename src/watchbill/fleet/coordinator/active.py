@@ -78,9 +78,10 @@ class Offer(NamedTuple):
 class ActiveBatches:
     """Every batch that has not ended, in the memory of one coordinator."""
 
-    def __init__(self, disk: Disk, wall_ms: Callable[[], int]) -> None:
-        """`wall_ms` is for people: no decision depends on it."""
+    def __init__(self, disk: Disk, wall_ms: Callable[[], int], fleet: str = "") -> None:
+        """`wall_ms` is for people: no decision depends on it. `fleet` is the id of the shared folder."""
         self._disk = disk
+        self._fleet = fleet
         self._wall_ms = wall_ms
         self._sequence = 0
         self.epoch = 0  # of the coordinator, once it has taken one
@@ -95,7 +96,7 @@ class ActiveBatches:
 
     def take_up(self, order: ExecutePlan, now_ms: int) -> None:
         """Replay the entries of a batch that count, and begin the journal of this epoch."""
-        past = read_past(self._disk, order.plan, order.batch, self.epoch)
+        past = read_past(self._disk, order.plan, order.batch, self.epoch, self._fleet)
         ledger = Ledger(order.batch)
         # The ledger hears of the new epoch as it will in a later replay: parts without their end count for nothing.
         for entry in (*past.entries, Epoch(self.epoch, past.after)):
@@ -105,7 +106,7 @@ class ActiveBatches:
                 f"it is a batch of the plan {ledger.plan}, and lies in plans/{order.plan}: copied, or renamed since",
                 hint=f"move its folder back to plans/{ledger.plan}/history, or submit {order.plan} anew",
             )
-        journal = Journal(self._disk, order.plan, order.batch, self.epoch, past.after)
+        journal = Journal(self._disk, order.plan, order.batch, self.epoch, past.after, fleet=self._fleet)
         self.batches[order.batch] = ActiveBatch(ledger, journal)
         for name in ledger.by_token:
             self._count_token(ledger, name)

@@ -59,6 +59,7 @@ class Inbox:
         self._active = active
         self._acts = acts
         self._known: set[str] = set()  # requests that were here when the epoch began
+        self.active: set[str] = set()  # batches that an earlier epoch had opened
 
     # ------------------------------------------------------------ at the start of an epoch
 
@@ -68,6 +69,8 @@ class Inbox:
             for name in self._disk.names(folder):
                 order = self._order(folder, name)
                 if order is not None:
+                    if folder == places.ACTIVE:
+                        self.active.add(order.batch)
                     yield order
 
     def _order(self, folder: str, name: str) -> ExecutePlan | None:

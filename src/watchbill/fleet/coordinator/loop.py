@@ -86,12 +86,16 @@ class Coordinator:
         *,
         host: str = "",
         root: str = "",
+        fleet: str = "",
         wall_ms: Callable[[], int],
         stuck_after_ms: int = STUCK_AFTER_MS,
         summary_every_ms: int = limits.SUMMARY_EVERY_MS,
         produces_ms: int = limits.PRODUCES_MS_MAX,
     ) -> None:
-        """`wall_ms`, `host` and `root`, where this machine has the shared folder, are for people and decide nothing."""
+        """`wall_ms`, `host` and `root`, where this machine has the shared folder, are for people and decide nothing.
+
+        `fleet` is the id of the shared folder, by which batches of another one are told.
+        """
         self._disk = disk
         self._board = Board(disk)
         self._watcher = watcher
@@ -104,7 +108,7 @@ class Coordinator:
         self._ladder = Ladder(stuck_after_ms)
         self._heating = Heating()
         self._stranded = Stranded()
-        self._active = ActiveBatches(disk, wall_ms)
+        self._active = ActiveBatches(disk, wall_ms, fleet)
         self._acts = Acts(disk, self._board, wall_ms)
         self._inbox = Inbox(disk, self._active, self._acts)
         self._holding = Holding(disk, self._acts)
@@ -135,13 +139,12 @@ class Coordinator:
         self._agents_at_ms = self._beat_at_ms = now_ms
         self._stuck_at_ms = now_ms + limits.STUCK_LOOK_MS
         self._beat(now_ms)
-        active = {name.removesuffix(".json") for name in self._disk.names(places.ACTIVE)}
         for order in self._inbox.batches():
             if order.batch in self._active.batches:
                 continue
             if self._was_opened(order):
                 self._active.take_up_or_leave(order, now_ms)
-            elif order.batch in active:
+            elif order.batch in self._inbox.active:
                 own = places.batch_folder(order.plan, order.batch)
                 self._active.left_alone[order.batch] = f"{own} has no journal any more; put the folder back"
         epochs.refuse_if_superseded(self._disk, self.epoch)

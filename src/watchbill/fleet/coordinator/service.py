@@ -62,7 +62,7 @@ class Service:
     ) -> None:
         """Raises OursError for a folder that is no fleet. `on_start` is called once this process coordinates."""
         places.make_fleet(root)
-        self._root = root
+        self._root, self._fleet = root, places.check_root(root)
         self._on_start = on_start
         self._settings = settings or Settings()
         mount = places.probe(root)
@@ -167,7 +167,7 @@ class Service:
         pid = os.getpid()
         return Coordinator(
             self._disk, self._watcher, Pulse(boot_id(), pid, start_time(pid) or 0, 0), host=host_name(),
-            root=str(self._root), wall_ms=lambda: time.time_ns() // 1_000_000,
+            root=str(self._root), fleet=self._fleet, wall_ms=lambda: time.time_ns() // 1_000_000,
             stuck_after_ms=self._settings.stuck_after_ms,
             produces_ms=self.mount.shows_within_ms,
         )  # fmt: skip

@@ -15,12 +15,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from watchbill.errors import OursError
-from watchbill.files.atomic import NotAFile
-from watchbill.fleet import limits
 from watchbill.fleet.folder import places
 from watchbill.fleet.folder.disk import Disk
 from watchbill.fleet.folder.record import Recorder, read_whole
-from watchbill.fleet.folder.values import Fields, fields_of
+from watchbill.fleet.folder.values import Fields
 from watchbill.fleet.state.entries import Entry, Epoch, decode, encode_entry
 from watchbill.fleet.state.epochs import Superseded, is_taken
 
@@ -45,8 +43,8 @@ class Past:
     after: dict[int, int]
 
 
-def read_past(disk: Disk, plan: str, batch: str, epoch: int) -> Past:
-    """Read what counts for the coordinator of this epoch.
+def read_past(disk: Disk, plan: str, batch: str, epoch: int, fleet: str = "") -> Past:
+    """Read what counts for the coordinator of this epoch, and of this fleet where its id is given.
 
     Raises Superseded, ForeignBatch, and ValueError for an unknown entry.
     """
@@ -63,17 +61,9 @@ def read_past(disk: Disk, plan: str, batch: str, epoch: int) -> Past:
         entries += map(decode, read_whole(disk, path, until)[0])
         disk.sync(path)
     known = {entry.fleet for entry in entries if isinstance(entry, Epoch) and entry.fleet}
-    if known - {fleet_of(disk)} and fleet_of(disk):
+    if fleet and known - {fleet}:
         raise ForeignBatch(plan, batch)
     return Past(entries, after)
-
-
-def fleet_of(disk: Disk) -> str:
-    """The id of the fleet in a folder; "" where it has no marker."""
-    try:
-        return fields_of(disk.read(places.MARKER, limits.FLEET_FILE_BYTES_MAX)).text("id")
-    except (FileNotFoundError, ValueError, NotAFile):
-        return ""
 
 
 def believed(disk: Disk, plan: str, batch: str, epochs: list[int]) -> dict[int, int]:
@@ -94,10 +84,12 @@ def _first(lines: list[Fields]) -> Epoch | None:
 class Journal:
     """The journal of a batch that the coordinator of one epoch writes."""
 
-    def __init__(self, disk: Disk, plan: str, batch: str, epoch: int, after: dict[int, int]) -> None:
+    def __init__(
+        self, disk: Disk, plan: str, batch: str, epoch: int, after: dict[int, int], *, fleet: str = ""
+    ) -> None:
         """Begin the file. From its first line on nothing more of the earlier epochs counts."""
         self._recorder = Recorder(disk, places.journal_path(plan, batch, epoch))
-        self.commit([Epoch(epoch, after, fleet_of(disk))])
+        self.commit([Epoch(epoch, after, fleet)])
 
     def commit(self, entries: Iterable[Entry]) -> None:
         """Put entries on stable storage with one sync. Raises OSError: then the coordinator has to start anew."""
