@@ -10,6 +10,7 @@ from support.peer import Asked, Talk, chat_events, sse, stream_of
 from watchbill.errors import EngineFailed, TheirsError
 from watchbill.fleet.agent.answers import Answers, NoAnswer, first_object
 from watchbill.fleet.agent.questions import Question, decision
+from watchbill.plans.task import TaskType
 
 SCHEMA = json.dumps(
     {"type": "object", "required": ["score"], "properties": {"score": {"type": "integer", "maximum": 5}}}
@@ -116,6 +117,30 @@ async def test_a_question_is_asked_once_more_where_the_engine_failed_and_not_whe
         finally:
             await answers.close()
         assert len(gateway.peer.asked) == 2
+
+
+async def test_the_form_of_an_answer_is_asked_for_and_left_out_where_the_engine_refuses_it() -> None:
+    """PLAN-08: what the engine allows alone need not be repaired; an engine without that is asked as before."""
+    answer = stream_of(sse(*chat_events('{"score": 4}')))
+
+    async def talk(question: Asked, writer: asyncio.StreamWriter) -> None:
+        if b"response_format" in question.body:
+            told = b'{"error": {"message": "response_format is not supported"}}'
+            writer.write(b"HTTP/1.1 400 Bad Request\r\nContent-Type: application/json\r\n")
+            writer.write(b"Content-Length: %d\r\n\r\n%s" % (len(told), told))
+        else:
+            await answer(question, writer)
+
+    for engine in (answer, talk):
+        async with open_gateway(engine) as gateway:
+            answers = Answers(gateway.url)
+            try:
+                assert await answers.parse(Question("a", "Rate.", "", SCHEMA, TaskType.PARSE)) == {"score": 4}
+            finally:
+                await answers.close()
+            first, *rest = (json.loads(each.body) for each in gateway.peer.asked)
+            assert first["response_format"]["json_schema"]["schema"] == json.loads(SCHEMA)
+            assert ["response_format" in each for each in rest] == ([False] if engine is talk else [])
 
 
 def test_no_object_is_found_in_a_text_without_one() -> None:

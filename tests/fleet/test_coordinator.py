@@ -127,6 +127,37 @@ def test_a_fan_out_is_frozen_and_survives_a_new_coordinator(rig: Rig) -> None:
     assert len(os.listdir(rig.root / "tasks/complete/2026-01-01")) == 4
 
 
+def test_an_answer_that_nobody_could_evaluate_is_accepted_and_said_to_have_no_score(rig: Rig) -> None:
+    """FLEET-08: in the journal, in the summary and in what `plan status` reads."""
+    rig.submit("b1", "p", "### a\n- **prompt**: Go.\n- **evaluate**: short\n")
+    rig.brain.turn(0)
+    [(name, _)] = rig.claim()
+    answer = rig.root / places.batch_folder("p", "b1") / "tasks/a/a1/stdout"
+    answer.parent.mkdir(parents=True)
+    answer.write_text("said")
+    rig.report(name)
+    rig.brain.turn(1)
+    rig.brain.turn(1 + fleet_limits.EVALUATION_MS_MAX)
+    [accepted] = rig.kinds("b1", "accept")
+    assert accepted["is_unscored"] is True
+    folder = rig.root / places.batch_folder("p", "b1")
+    assert json.loads((folder / "RUN_SUMMARY.json").read_text())["unscored"] == ["a"]
+    assert "## Accepted without a score\n\n- a" in (folder / "RUN_SUMMARY.md").read_text()
+
+
+def test_the_time_of_a_failed_attempt_is_in_the_summary(rig: Rig) -> None:
+    """PLAN-07."""
+    rig.submit("b1", "p", "### a\n- **command**: `false`\n- **retries**: 0\n")
+    rig.brain.turn(0)
+    [(name, _)] = rig.claim()
+    rig.log.commit([Result(name, "cpu-1", rig.log.life, End.FAILED, 1, ms=1_500)])
+    rig.brain.turn(1)
+    [failed] = json.loads((rig.root / places.batch_folder("p", "b1") / "RUN_SUMMARY.json").read_text())[
+        "failures"
+    ]
+    assert failed["run_ms"] == 1_500
+
+
 def test_the_log_names_outcomes_as_the_journal_does(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("DEBUG", "watchbill.coordinator")
     rig.submit("b1", "p", "### a\n- **command**: `true`\n")

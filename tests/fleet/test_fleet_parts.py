@@ -264,7 +264,8 @@ TEMPLATE = Spec(Node("f", (), ("g",), False, True, 1), place=Place("{BATCH_PATH}
 ENTRIES: list[Entry] = [
     Epoch(3, {1: 20, 2: 0}), Tasks((SPEC, TEMPLATE)), Open("p", {"A": "x", "B": {"below_root": "y"}}, 2),
     Items(('{"a":1.10}',)), Names("f", ("f_1",)), Expand(("f",), "00"), Issue("t", 1, "name", 5, ("gpu-1",)),
-    Accept("t", 1, "gpu-1", 3, 4), Fail("t", 1, "a", End.TIMEOUT, 1, "tail", True, False, 10, 11, ("a",)),
+    Accept("t", 1, "gpu-1", 3, 4, is_unscored=True),
+    Fail("t", 1, "a", End.TIMEOUT, 1, "tail", True, False, 10, 11, ("a",), ms=12),
     Lost("t", 1, "a", End.UNREADABLE), Revoke("t", 1, Cause.STUCK, "a"), Hold("t", Cause.LOSSES), Approve("t"),
     Hold("t", Cause.APPROVAL, "a", "why", 5), Approve("t", "x@y", "0f", 6), Deny("t", "x@y", "no", 7),
     Cancel(), Ended(Outcome.PARTIAL),

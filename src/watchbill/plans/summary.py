@@ -45,6 +45,7 @@ class TaskReport:
     peak_vram_mb: int = 0
     peak_rss_mb: int = 0
     template: str = ""  # of a task of a fan-out
+    is_unscored: bool = False  # accepted although nobody could evaluate its answer
 
 
 @dataclass(slots=True)
@@ -88,6 +89,7 @@ class Summary:
         default=()
     )  # complete, although something they wanted is missing
     is_cancelled: bool = False
+    unscored: tuple[str, ...] = ()  # tasks whose answers were accepted although nobody could evaluate them
 
     def to_json(self) -> str:
         """RUN_SUMMARY.json."""
@@ -113,7 +115,14 @@ class Summary:
             lines.append(f"- **most GPU memory of a task**: {self.peak_vram_mb:,} MB")
         if self.peak_rss_mb:
             lines.append(f"- **most memory of a task**: {self.peak_rss_mb:,} MB")
-        parts = (self._failures(), self._skips(), self._incomplete(), self._memory(), self._work())
+        parts = (
+            self._failures(),
+            self._skips(),
+            self._incomplete(),
+            self._unscored(),
+            self._memory(),
+            self._work(),
+        )
         return "\n".join([*lines, *(line for part in parts for line in part), ""])
 
     def _failures(self) -> list[str]:
@@ -142,6 +151,11 @@ class Summary:
             for each in self.incomplete
         ]
         return ["", "## Complete without all they depend on", "", *_table(("task", "missing"), rows)]
+
+    def _unscored(self) -> list[str]:
+        if not self.unscored:
+            return []
+        return ["", "## Accepted without a score", "", *(f"- {_plain(name)}" for name in self.unscored)]
 
     def _memory(self) -> list[str]:
         if not self.memory:
@@ -193,6 +207,7 @@ def summarize(
         ),
         incomplete=tuple(each for each in tasks if each.stage is Stage.COMPLETE and each.missing)[:bound],
         is_cancelled=is_cancelled,
+        unscored=tuple(each.name for each in tasks if each.is_unscored)[:bound],
     )
 
 

@@ -3,12 +3,14 @@
 Every question is a request in the lane `plans`, so chat stays ahead of it. It is streamed: an agent that stops asking
 leaves, and the engine stops with it. A question whose engine failed is asked once more; one that was refused is not.
 
-`parse` and `decide` want a JSON object. The first one in the answer counts, whatever stands around it. Where it does
-not match the schema, or there is none, the model is told so and asked once more; then the task has failed.
+`parse` and `decide` want a JSON object, and the engine is asked to allow no other answer (`response_format`). An engine
+that refuses that, or fails with it, is asked without. The first object in the answer counts, whatever stands around it.
+Where it does not match the schema, or there is none, the model is told so and asked once more. Then the task has
+failed, and its error output has what the model said.
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import cast
 
 from watchbill.catalog import PLANS_LANE
@@ -43,6 +45,7 @@ class Answers:
         wait_ms = PLANS_LANE.max_wait_ms + limits.ANSWER_SLACK_MS
         self._client = Upstream(Deadlines(first_byte_ms=wait_ms, silence_ms=wait_ms))
         self._on_bytes = on_bytes
+        self._refuses_forms = False
 
     async def close(self) -> None:
         """Ends the idle connections."""
@@ -68,27 +71,44 @@ class Answers:
             turns: list[Message] = [
                 *question.messages, {"role": "assistant", "content": said}, {"role": "user", "content": repair},
             ]  # fmt: skip
-            found, wrong = _judged(await self._ask(question, turns), schema)
+            said = await self._ask(question, turns)
+            found, wrong = _judged(said, schema)
         if found is None:
-            raise NoAnswer(f"the model gave no usable JSON object, also when asked again: {wrong}")
+            raise NoAnswer(f"{said}\nthe model gave no usable JSON object, also when asked again: {wrong}")
         return found
 
     async def _ask(self, question: Question, messages: list[Message]) -> str:
-        """Asks, and once more where the engine failed."""
+        """Asks, and once more where the engine failed, or did not take the form that the answer shall have."""
+        form = {} if self._refuses_forms else _form(question)
         try:
-            return await self._ask_once(question, messages)
+            return await self._ask_once(question, messages, form)
         except (EngineFailed, UpstreamFailed):
-            return await self._ask_once(question, messages)
+            return await self._ask_once(question, messages, {})
+        except TheirsError:
+            if not form:
+                raise
+            self._refuses_forms = True
+            return await self._ask_once(question, messages, {})
 
-    async def _ask_once(self, question: Question, messages: list[Message]) -> str:
+    async def _ask_once(self, question: Question, messages: list[Message], form: Mapping[str, object]) -> str:
         fields: dict[str, object] = {
-            "messages": messages, "stream": True, "max_tokens": question.tokens_max,
+            "messages": messages, "stream": True, "max_tokens": question.tokens_max, **form,
         }  # fmt: skip
         if question.model:
             fields["model"] = question.model
         body = json.dumps(fields).encode("utf-8", "replace")
         asked = Outgoing(self._endpoint, "POST", _CHAT, body, self._headers)
         return await ask_chat(self._client, asked, chars_max=limits.ANSWER_CHARS_MAX, on_bytes=self._on_bytes)
+
+
+def _form(question: Question) -> dict[str, object]:
+    """The field of the request by which an engine allows only answers of this form."""
+    if question.type is TaskType.GENERATE:
+        return {}
+    if not question.schema:
+        return {"response_format": {"type": "json_object"}}
+    schema = {"name": "answer", "schema": cast("object", json.loads(question.schema))}
+    return {"response_format": {"type": "json_schema", "json_schema": schema}}
 
 
 def _judged(said: str, schema: Schema | None) -> tuple[dict[str, object] | None, str]:

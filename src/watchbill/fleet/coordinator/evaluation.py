@@ -5,7 +5,7 @@ task on a slip of its own. Below 3 the attempt has failed, and the next one is t
 until the attempt is accepted or has failed its token stays out, and a successor asks again.
 
 An answer that nobody can judge is accepted: at once where the coordinator has no model, after a while where its agent
-does not answer.
+does not answer. Its entry, `plan status` and the summary say that it has no score.
 """
 
 import json
@@ -24,7 +24,7 @@ from watchbill.fleet.state.shared_paths import text_of
 from watchbill.names import file_stem
 from watchbill.plans.task import TaskClass, TaskType
 
-__all__ = ["Evaluations", "Examination", "is_evaluated"]
+__all__ = ["Evaluations", "Examination", "Scored", "is_evaluated"]
 
 _LOG = Part.COORDINATOR.logger
 _LEAST_SCORE = 3
@@ -58,6 +58,13 @@ class Examination(NamedTuple):
     slip: Slip
     path: str
     prompt: bytes
+
+
+class Scored(NamedTuple):
+    """The result of a task after its answer was judged."""
+
+    result: Result
+    has_score: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +115,7 @@ class Evaluations:
         path = f"{places.batch_folder(ledger.plan, ledger.batch)}/{folder}/evaluation.txt"
         return Examination(name, slip, path, prompt.encode("utf-8", "replace"))
 
-    def hear(self, result: Result) -> Result | None:
+    def hear(self, result: Result) -> Scored | None:
         """The result of the task that an examination was about, as its score makes it; None for any other result."""
         judged = self._judged.pop(result.name, None)
         return None if judged is None else _scored(judged.result, result)
@@ -122,7 +129,7 @@ class Evaluations:
         return late
 
 
-def _scored(result: Result, score: Result) -> Result:
+def _scored(result: Result, score: Result) -> Scored:
     try:
         said = fields_of(score.answer.encode()) if score.end is End.DONE else Fields({})
     except ValueError:
@@ -130,9 +137,9 @@ def _scored(result: Result, score: Result) -> Result:
     points = said.whole("score")
     if not points:
         _LOG.warning("action=accept why=not evaluated slip=%s: %s", result.name, score.tail)
-        return result
+        return Scored(result, has_score=False)
     _LOG.info("action=evaluate slip=%s score=%d", result.name, points)
     if points >= _LEAST_SCORE:
-        return result
+        return Scored(result)
     reason = said.text("reason")[: limits.EVALUATION_REASON_CHARS_MAX]
-    return replace(result, end=End.POOR, tail=f"scored {points} of 5: {reason}")
+    return Scored(replace(result, end=End.POOR, tail=f"scored {points} of 5: {reason}"))

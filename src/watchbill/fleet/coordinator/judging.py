@@ -16,7 +16,7 @@ from watchbill.files.atomic import NotAFile
 from watchbill.fleet import limits
 from watchbill.fleet.coordinator.active import ActiveBatches
 from watchbill.fleet.coordinator.acts import Acts
-from watchbill.fleet.coordinator.evaluation import Evaluations, is_evaluated
+from watchbill.fleet.coordinator.evaluation import Evaluations, Scored, is_evaluated
 from watchbill.fleet.coordinator.holding import Holding
 from watchbill.fleet.coordinator.publication import answer_path, make_draft, publication_of, publish
 from watchbill.fleet.coordinator.samples import has_sample, keep_sample
@@ -110,7 +110,7 @@ class Judging:
         """Judge the answers whose score did not come in time as if none had been wanted."""
         for name, result in self._evaluations.overdue(now_ms).items():
             self._acts.recall([name])
-            self._judge_scored(result, crowd, now_ms)
+            self._judge_scored(Scored(result, has_score=False), crowd, now_ms)
 
     def publish_answer(self, ledger: Ledger, task: str) -> None:
         """Plan that the answer of an accepted attempt becomes the file that its plan names, if it names one."""
@@ -143,17 +143,20 @@ class Judging:
         self._acts.later(lambda: self._disk.put(asked.path, asked.prompt))
         self._acts.later(lambda: self._board.publish(asked.name, asked.slip))
 
-    def _judge_scored(self, result: Result, crowd: Crowd, now_ms: int) -> None:
-        offer = self._active.offer_of(result.name)
+    def _judge_scored(self, scored: Scored, crowd: Crowd, now_ms: int) -> None:
+        offer = self._active.offer_of(scored.result.name)
         if offer is not None:
-            self._judge(*offer, result, crowd, now_ms)
+            self._judge(*offer, scored.result, crowd, now_ms, has_score=scored.has_score)
 
-    def _judge(self, ledger: Ledger, task: str, result: Result, crowd: Crowd, now_ms: int) -> None:
+    def _judge(
+        self, ledger: Ledger, task: str, result: Result, crowd: Crowd, now_ms: int, *, has_score: bool = False
+    ) -> None:
         if result.end is End.DONE:
             result = self._prepared_for_publication(ledger, task, result)
         has_other = result.end is not End.DONE and crowd.has_other(result.agent, need_of(ledger, task))
         entry = judge(task, ledger.state(task), ledger.spec(task), result, crowd, has_other=has_other)
         if isinstance(entry, Accept):
+            entry = replace(entry, is_unscored=is_evaluated(ledger, task) and not has_score)
             self.publish_answer(ledger, task)
         self._active.decide(ledger.batch, entry, now_ms)
         if isinstance(entry, Accept) and has_sample(ledger, task):

@@ -108,6 +108,7 @@ class Coordinator:
         self._ladder = Ladder(stuck_after_ms)
         self._heating = Heating()
         self._stranded = Stranded()
+        self._stuck: set[str] = set()  # slips whose agents were asked to abort them
         self._active = ActiveBatches(disk, wall_ms, fleet)
         self._acts = Acts(disk, self._board, wall_ms)
         self._inbox = Inbox(disk, self._active, self._acts)
@@ -243,6 +244,9 @@ class Coordinator:
 
     def _hear(self, result: Result, now_ms: int) -> None:
         """Have a result judged, if its token is the one that counts. Everything else is of an attempt that is over."""
+        if result.end is End.ABORTED and result.name in self._stuck:
+            result = replace(result, tail="stuck: it showed no sign of progress for too long and was aborted")
+        self._stuck.discard(result.name)
         if self._heating.hear(result, now_ms):
             self._acts.put_away(result.name, places.EXPIRED, result.agent)
         elif not self._judging.hear(result, self._crowd, now_ms):
@@ -315,6 +319,7 @@ class Coordinator:
                 self._active.decide(batch, Hold(task, Cause.STUCK), now_ms)
                 self._acts.put_away(held.name, places.MANUAL, held.agent)
             else:
+                self._stuck.add(held.name)
                 order = Order.ABORT if step is Step.ABORT else Order.KILL
                 self._acts.later(
                     lambda held=held, order=order, task=task: send(self._disk, held.agent, order, task)

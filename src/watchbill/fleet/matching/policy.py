@@ -77,6 +77,7 @@ def judge(
         delay_ms=_delay_ms(result, failures),
         vram_mb=_more_vram(vram_mb, crowd) if result.end is End.OUT_OF_MEMORY else vram_mb,
         avoid=_avoid(result) if has_other else (),
+        ms=result.ms,
     )  # fmt: skip
 
 

@@ -189,6 +189,7 @@ class Accept:
     peak_vram_mb: int = 0
     at_ms: int = 0
     peak_rss_mb: int = 0
+    is_unscored: bool = False  # its plan wants it evaluated, and nobody could
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,6 +208,7 @@ class Fail:
     vram_mb: int = 0  # of the next attempt
     avoid: tuple[str, ...] = ()
     at_ms: int = 0
+    ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -353,7 +355,7 @@ def _fail(line: Fields) -> Fail:
     return Fail(
         *_token(line), line.text("agent"), End(line.text("end")), line.optional_whole("rc"), line.text("tail"),
         line.flag("is_final"), line.flag("is_counted"), line.whole("delay_ms"), line.whole("vram_mb"),
-        line.texts("avoid"), line.whole("at_ms"),
+        line.texts("avoid"), line.whole("at_ms"), line.whole("ms"),
     )  # fmt: skip
 
 
@@ -387,6 +389,7 @@ _READERS: dict[str, Callable[[Fields], Entry]] = {
         line.whole("peak_vram_mb"),
         line.whole("at_ms"),
         line.whole("peak_rss_mb"),
+        line.flag("is_unscored"),
     ),
     "fail": _fail,
     "lost": lambda line: Lost(*_token(line), line.text("agent"), End(line.text("end"))),

@@ -114,6 +114,7 @@ class TaskState:
     peak_vram_mb: int = 0
     peak_rss_mb: int = 0
     at_ms: int = 0  # when the last attempt ended, by the coordinator's wall clock
+    is_unscored: bool = False  # accepted although nobody could evaluate it
 
 
 class Slice(NamedTuple):
@@ -284,7 +285,7 @@ class Ledger:
             task, self._graph.stage(task), state.attempt, state.agent, state.ms, state.rc,
             "" if state.end in (None, End.DONE) else f"{state.end.value}: {state.tail}".rstrip(": "),
             self._graph.culprit(task) or "", self._missing(task), state.peak_vram_mb, state.peak_rss_mb,
-            self.template_of(task),
+            self.template_of(task), state.is_unscored,
         )  # fmt: skip
 
     def _missing(self, task: str) -> tuple[str, ...]:
@@ -460,7 +461,7 @@ class Ledger:
             case Issue():
                 self._issue(entry, state)
             case Accept():
-                state.agent, state.ms = entry.agent, entry.ms
+                state.agent, state.ms, state.is_unscored = entry.agent, entry.ms, entry.is_unscored
                 state.peak_vram_mb, state.peak_rss_mb = entry.peak_vram_mb, entry.peak_rss_mb
                 state.end, state.rc, state.tail, state.at_ms = End.DONE, 0, "", entry.at_ms
                 return _effect(self._graph.complete(entry.task), effect)
@@ -527,7 +528,7 @@ class Ledger:
         state.not_runnable += entry.end is End.NOT_RUNNABLE
         state.delay_ms, state.vram_mb, state.avoid = entry.delay_ms, entry.vram_mb, entry.avoid
         state.agent, state.end, state.rc, state.tail = entry.agent, entry.end, entry.rc, entry.tail
-        state.at_ms = entry.at_ms
+        state.at_ms, state.ms = entry.at_ms, entry.ms
 
     @staticmethod
     def _count_loss(entry: "Lost | Revoke", state: TaskState) -> None:

@@ -82,10 +82,13 @@ class TaskLine:
     held: Cause | None = None  # why it waits for a person
     error: str = ""  # the last line that its last failed attempt left
     again_at: int | None = None  # when it is offered again after a failure, by the coordinator's clock
+    is_unscored: bool = False  # complete, although nobody could evaluate its answer
 
     @property
     def why(self) -> str:
-        """Why it is not complete, in one word."""
+        """Why it is not complete, or only with a reservation, in one word."""
+        if self.is_unscored:
+            return "unscored"
         said = self.unclaimed or self.held or self.end
         return "" if said is None else said.value
 
@@ -204,6 +207,7 @@ def _line(
         None if phase is Phase.COMPLETE else state.end, unclaimed, culprits.get(task, ""),
         state.held if phase is Phase.MANUAL else None, "" if phase is Phase.COMPLETE else _last_line(state.tail),
         state.at_ms + state.delay_ms if is_put_off and state.at_ms else None,
+        phase is Phase.COMPLETE and state.is_unscored,
     )  # fmt: skip
 
 
