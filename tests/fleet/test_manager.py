@@ -108,7 +108,8 @@ def test_a_signal_and_an_approval_are_sent_with_the_standard_library_alone(fleet
     assert bare(fleet, "plan", "submit", "p", *root).returncode == 0
     (fleet.root / places.PROCESSING / "gpu-1").mkdir(parents=True)
     assert bare(fleet, "signal", "gpu-1", "hold", *root).returncode == 0
-    assert bare(fleet, "signal", "gpu-1", "abort", "a_1", *root).returncode == 0
+    told = bare(fleet, "signal", "gpu-1", "abort", "a_1", *root)
+    assert told.returncode == 0 and "gpu-1 has no task a_1 now; it has none" in told.stderr
     assert sorted(path.name for path in (fleet.root / places.SIGNALS).iterdir()) == [
         "gpu-1.abort.a_1",
         "gpu-1.hold",

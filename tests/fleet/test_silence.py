@@ -65,8 +65,13 @@ def test_a_coordinator_that_hangs_is_replaced_on_its_own_machine_and_leaves_when
     def epoch() -> int:
         return json.loads((fleet.root / places.COORDINATOR).read_text())["epoch"]
 
+    (fleet.root / "brain").mkdir()
+    (fleet.root / "brain").chmod(0o2775)
     stopped = start(fleet, "coordinator")
     wait_until((fleet.root / places.COORDINATOR).exists)
+    assert (fleet.root / "brain/.lock").stat().st_mode & 0o060 == 0o060, (
+        "another user of the group takes over"
+    )
     refused = start(fleet, "coordinator")
     assert refused.wait(PATIENCE_S) == 2 and f"(pid {stopped.pid})" in fleet.log.read_text()
     stopped.send_signal(signal.SIGSTOP)

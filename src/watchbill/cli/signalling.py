@@ -3,9 +3,10 @@
 from pathlib import Path
 
 from watchbill.cli.fleet_root import find_fleet
-from watchbill.cli.terminal import Terminal
+from watchbill.cli.terminal import Terminal, plain
 from watchbill.errors import ConfigError
 from watchbill.fleet.folder import places
+from watchbill.fleet.folder.board import Board
 from watchbill.fleet.folder.disk import FolderDisk
 from watchbill.fleet.folder.signals import Order, send
 from watchbill.suggest import did_you_mean
@@ -32,6 +33,15 @@ def send_signal(agent: str, order: str, task: str, *, root: Path | None, quiet: 
         hint = did_you_mean(agent, known) or "none has joined it yet"
         raise ConfigError(f"{agent} is not an agent of {fleet}; {hint}")
     send(FolderDisk(fleet), agent, wanted, task)
-    about = f" {task}" if task else ""
-    Terminal(quiet=quiet).note(f"told {agent} to {order}{about}; it removes the signal once it has obeyed")
+    about, terminal = f" {task}" if task else "", Terminal(quiet=quiet)
+    terminal.note(f"told {agent} to {order}{about}; it removes the signal once it has obeyed")
+    if task and task not in (held := _tasks_of(fleet, agent)):
+        terminal.note(plain(f"{agent} has no task {task} now; it has {', '.join(held) or 'none'}"))
     return 0
+
+
+def _tasks_of(fleet: Path, agent: str) -> list[str]:
+    """The tasks that an agent holds."""
+    board = Board(FolderDisk(fleet))
+    slips = (board.read(agent, name) for name in board.held_by(agent))
+    return [slip.task for slip in slips if slip is not None]

@@ -20,6 +20,7 @@ from enum import Enum
 from pathlib import Path
 
 from watchbill.errors import OursError
+from watchbill.files.atomic import open_shared
 from watchbill.files.host import boot_id, host_name, start_time
 from watchbill.files.watch import Watch
 from watchbill.fleet import limits
@@ -100,7 +101,7 @@ class Service:
 
         A coordinator that hangs keeps the lock. The next one goes without it, once the silence was long enough.
         """
-        fd = os.open(self._root / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o660)
+        fd = open_shared(self._root / _LOCK, os.O_RDWR)
         try:
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
