@@ -15,7 +15,10 @@ from pathlib import Path
 
 from watchbill.processes.guard import PR_SET_PDEATHSIG, prctl
 
-__all__ = ["run_attached", "spawn_bound"]
+__all__ = ["Bound", "run_attached", "spawn_bound"]
+
+#: A command in the background that ends with us.
+Bound = subprocess.Popen[bytes]
 
 #: Signals that a terminal sends to both of us: the command decides what they mean.
 _SHARED = (signal.SIGINT, signal.SIGQUIT)
@@ -45,7 +48,7 @@ def run_attached(argv: Sequence[str], *, meanwhile: Callable[[], None] | None = 
     return code if code >= 0 else 128 - code
 
 
-def spawn_bound(argv: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
+def spawn_bound(argv: Sequence[str], log: Path) -> Bound:
     """Starts a command in a session of its own that gets SIGTERM when we die. Its output is appended to `log`."""
     fd = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:

@@ -12,7 +12,6 @@ daemon lost in a restart are asked for again.
 import asyncio
 import json
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Iterable, Mapping
@@ -30,7 +29,7 @@ from watchbill.fleet.agent.memory import BUDGET_SHARE, DeviceState
 from watchbill.fleet.folder.values import Fields
 from watchbill.fleet.logs import Part
 from watchbill.fleet.matching.claiming import Health
-from watchbill.processes.attached import spawn_bound
+from watchbill.processes.attached import Bound, spawn_bound
 from watchbill.processes.device_lock import HostLock, LockHeld, locks_folder
 from watchbill.root import Root
 from watchbill.runtime import limits as runtime_limits
@@ -56,7 +55,7 @@ class PrivateDaemon:
 
     def __init__(self, root: Root, config: Path | None) -> None:
         self._root, self._config = root, config
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: Bound | None = None
 
     async def start(self) -> str:
         """Starts it and returns its address. Raises OursError when it does not come up in time."""
