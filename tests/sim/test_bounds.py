@@ -6,8 +6,9 @@ from typing import cast
 
 import pytest
 
-from watchbill.catalog import Lane, Model, PolicyRules, WorkClass
+from watchbill.catalog import PLANS_LANE, Lane, Model, PolicyRules, WorkClass
 from watchbill.core import messages as m
+from watchbill.core.running import BOUNDARY_MS
 from watchbill.core.stages import Stage
 from watchbill.runtime.views import request_view
 from watchbill.simulate.callers import Caller, Faults
@@ -52,6 +53,22 @@ def test_background_work_that_makes_way_again_and_again_still_ends_within_its_bo
     for each in workers:
         assert each.ended_at is not None
         assert each.ended_at - each.request.arrived_at <= max_wait + timeout + 2_000
+    assert not world.judge.broken
+
+
+def test_a_long_answer_of_a_plan_makes_way_for_a_person_and_goes_on_afterwards(
+    world_of: WorldOf, model: ModelOf
+) -> None:
+    """LANE-04, RES-12: chat stays ahead of plans also where a plan's answer has the only slot, and it is told so."""
+    lanes = {"chat": lane("chat", WorkClass.INTERACTIVE, 120_000), "plans": PLANS_LANE}
+    world = world_of(model("work"), load_ms=500, lanes=lanes)
+    asked = world.arrive("work", 300_000, lane="plans")
+    world.run(30_000)
+    person = world.arrive("work", 1_000, lane="chat")
+    world.run(60_000)
+    assert person.ended_at is not None and person.ended_at - person.request.arrived_at <= BOUNDARY_MS + 3_000
+    world.run(700_000)
+    assert asked.ended_at is not None and asked.turns == 2
     assert not world.judge.broken
 
 

@@ -116,11 +116,11 @@ def _until_slot(model: ModelState, ahead: int, running: int, request: Request, n
 def _left_ms(running: Running, usual_ms: float, request: Request, now: int) -> float:
     """How much longer an answer runs: the rest of its usual time, then as long as it has been late.
 
-    Background work makes way for a person at its next boundary.
+    Whatever no person waits for makes way for a person at its next boundary.
     """
     left = abs(usual_ms - (now - running.since))
     makes_way = (
-        request.work_class is WorkClass.INTERACTIVE and running.request.work_class >= WorkClass.BACKGROUND
+        request.work_class is WorkClass.INTERACTIVE and running.request.work_class > WorkClass.INTERACTIVE
     )
     return min(left, BOUNDARY_MS) if makes_way else left
 

@@ -55,7 +55,7 @@ _JSON = "application/json"
 _END_BYTES = 1024
 #: Batching stages pays off from this many concurrent requests.
 _CROWD = 4
-_BACKGROUND = WorkClass.BACKGROUND  # a look into an enum takes five times longer, for every request
+_INTERACTIVE = WorkClass.INTERACTIVE  # a look into an enum takes five times longer, for every request
 
 
 class Whole(msgspec.Struct, frozen=True, gc=False):
@@ -263,7 +263,7 @@ class ModelCalls:
                     self._choices(context, ticket.model),
                 )
                 relay.tokens = TokenCount(metered.spend, foretold, choices=choices)
-        if ticket.request.work_class >= _BACKGROUND:
+        if ticket.request.work_class > _INTERACTIVE:
             relay.resume = Resumption(ticket.model, services.not_continued)
         if driver.catalog.tiers:
             relay.charging = services.charging
