@@ -30,7 +30,7 @@ REFUSED = [
 
 def test_the_plan_of_the_page_is_right() -> None:
     """PLAN-01"""
-    (plan,) = re.findall(r"^```markdown\n(.*?)^```\n\n- \*\*Sections", PAGE, re.MULTILINE | re.DOTALL)
+    (plan,) = re.findall(r"^````markdown\n(.*?)^````\n\n- \*\*Sections", PAGE, re.MULTILINE | re.DOTALL)
     checked = check(plan)
     assert checked.findings.errors == []
     assert Graph(nodes_of(checked.plan.tasks)).start().ready == ["scan"]
