@@ -84,13 +84,13 @@ def blocks_of(document: Path) -> Iterator[Block]:
     lines = document.read_text().splitlines()
     number = 0
     while number < len(lines):
-        if lines[number].startswith("```"):
-            end = lines.index("```", number + 1)
+        if fence := re.match(r"```+", lines[number]):
+            end = lines.index(fence[0], number + 1)  # a longer fence may hold a shorter one
             above = lines[number - 1] if number else ""
             marker = re.fullmatch(r"<!-- (.*) -->", above)
             place = f"{document.relative_to(ROOT)}:{number + 1}"
             text = "\n".join(lines[number + 1 : end])
-            yield Block(place, lines[number].removeprefix("```"), text, marker[1] if marker else "")
+            yield Block(place, lines[number].removeprefix(fence[0]), text, marker[1] if marker else "")
             number = end
         number += 1
 
