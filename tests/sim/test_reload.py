@@ -156,7 +156,7 @@ def changed(model: Model) -> dict[str, Model]:
         "engine": "other", "source": "/m/other.gguf", "memory": {"gpu:0": Bytes(2 * 10**9)}, "devices": ("ram",),
         "aliases": ("alias",), "permanent": True, "shared": True, "priority": 1, "concurrency": 7, "inertia": 9.0,
         "idle_ms": Millis(200_000), "stays_if_room": True,
-        "group": "heavy", "family": "tiers", "tier": 2, "exact": True,
+        "group": "heavy", "family": "tiers", "family_rank": 2, "exact": True,
         "context": 99, "threads": 3, "mmap": True, "embedding": True, "prompt_cache": Bytes(5),
         "load_timeout_ms": Millis(9_000), "command": "sleep", "health": "/up", "stop": "SIGINT", "probe": "none",
         "env": {"A": "b"}, "arguments": ("--x",), "script": {"tokens": 1}, "background": BackgroundTask("hi"),
@@ -174,6 +174,7 @@ FIELDS_OF = {
     "idle": ("idle_ms", "stays_if_room"),
     "sleep": ("sleep_ms",),
     "load_timeout": ("load_timeout_ms",),
+    "tier": ("family_rank",),
 }
 
 

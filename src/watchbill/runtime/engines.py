@@ -366,9 +366,9 @@ class Engines:
         }
         for model in (model for model, warm in up if warm.pid is None):
             engine = self._hosts.get(model)
-            told = engine.memory(model) if isinstance(engine, Watched) else self._on_cards(model, cards)
-            for device in held:
-                held[device] += told.get(device, 0)
+            told = engine.memory(model) if isinstance(engine, Watched) else {}
+            for device, size in {**told, **self._on_cards(model, cards)}.items():
+                held[device] = held.get(device, 0) + size
         return held
 
     def _held_on_cards(self, model: str) -> dict[str, int]:
