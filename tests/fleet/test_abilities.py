@@ -128,7 +128,10 @@ def test_a_plan_that_wants_a_decision_or_a_score_needs_a_model_of_the_coordinato
 def test_a_plan_is_taken_where_nothing_is_known_or_an_agent_could_run_it(fleet: FleetFolder) -> None:
     """PLAN-03: agents may join later; an item may name the model."""
     fleet.write_plan("p", "### ask\n- **prompt**: Go.\n- **model**: rare\n")
-    fleet.write_plan("q", "### ask\n- **prompt**: Go.\n- **model**: {ITEM}\n- **foreach**: items.json\n")
+    folder = fleet.write_plan(
+        "q", "### ask\n- **prompt**: Go.\n- **model**: {ITEM}\n- **foreach**: items.json\n"
+    )
+    (folder / "items.json").write_text('["rare"]')
     assert fleet.plan("submit", "p").returncode == 0
     seen(fleet, "gpu-1", **GPU)
     assert fleet.plan("submit", "q").returncode == 0

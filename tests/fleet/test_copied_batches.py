@@ -69,8 +69,10 @@ def test_requests_about_copied_and_renamed_batches_are_refused_and_the_rest_runs
     first = fleet.submit("p")
     assert fleet.wait(first) == 0
     (fleet.root / "plans/p").rename(fleet.root / "plans/q")
-    (fleet.root / "brain/inbox/b.1.reopen").write_text(request("b", "q"))
-    (fleet.root / f"brain/inbox/{first}.1.reopen").write_text(request(first, "q"))
+    for batch in ("b", first):
+        draft = tmp_path / "draft"
+        draft.write_text(request(batch, "q"))
+        draft.rename(fleet.root / places.INBOX / f"{batch}.1.reopen")  # whole, as the commands do it
     fleet.write_plan("r", TASK)
     assert fleet.wait(fleet.submit("r")) == 0
     assert brain.poll() is None and not list((fleet.root / places.INBOX).iterdir())
