@@ -366,8 +366,8 @@ class Engines:
         }
         for model in (model for model, warm in up if warm.pid is None):
             engine = self._hosts.get(model)
-            told = engine.memory(model) if isinstance(engine, Watched) else {}
-            for device, size in {**told, **self._on_cards(model, cards)}.items():
+            told = dict(engine.memory(model)) if isinstance(engine, Watched) else dict[str, int]()
+            for device, size in (told | self._on_cards(model, cards)).items():
                 held[device] = held.get(device, 0) + size
         return held
 
