@@ -105,7 +105,13 @@ class Place:
         return {line.split('outcome="')[1].split('"')[0] for line in found}
 
     async def until_reset(self) -> None:
-        await eventually(lambda: self.model.resets >= 1 or self.model.loads >= 2, 60)
+        try:
+            await eventually(lambda: self.model.resets >= 1 or self.model.loads >= 2, 60)
+        except AssertionError as error:  # what the scheduler knew of the engine
+            names = ("stage", "is_suspect", "bad_answers", "stalled", "unheard_ms", "lingering", "running")
+            error.add_note(str({name: getattr(self.model, name) for name in names}))
+            error.add_note((self.driver.root / "events.jsonl").read_text())
+            raise
 
 
 @asynccontextmanager

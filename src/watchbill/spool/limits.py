@@ -120,5 +120,3 @@ BROKER_NOTES_S = 7 * 86_400.0
 #: Messages that one look at a stream reads at a time, and their bytes.
 BROKER_PAGE = 256
 BROKER_PAGE_BYTES = 16 * 1024 * 1024
-#: Leases of one worker that are shown to others in one message.
-BROKER_HELD_MAX = 10_000
