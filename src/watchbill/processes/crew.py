@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import cast
 
 from watchbill.files.host import boot_id, start_time
-from watchbill.processes import crew_guard, limits
+from watchbill.processes import crew_guard, limits, process_table
 from watchbill.processes.environment import Withheld
 from watchbill.processes.reaping import extinguish, survivors_of
 from watchbill.processes.registry import ROOT_MARK, TOKEN_MARK, Record, Registry, root_id, with_guard
@@ -410,4 +410,4 @@ def _members_of(sessions: Mapping[int, int]) -> list[int]:
     """
     started = {pid: start_time(pid) for pid in sessions}
     ours = {pid for pid, ticks in started.items() if ticks is None or ticks <= sessions[pid]}
-    return [pid for pid, row in crew_guard.processes().items() if row.session in ours]
+    return [pid for pid, row in process_table.processes().items() if row.session in ours]

@@ -32,51 +32,20 @@ import time
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING or __package__:
-    from watchbill.processes.guard import (
-        KILL_ROUND_MS,
-        NO_LOG,
-        RESTORED_SIGNALS,
-        STUCK_ROUND_MS,
-        drain,
-        open_private,
-        own_tree,
-        send,
-        wake_for_signals,
-    )  # fmt: skip
-else:  # a program of its own: nothing of Watchbill but the file beside this one
+    from watchbill.processes import guard, process_table
+    from watchbill.processes.task_output import OutputBounds, TaskOutput
+else:  # a program of its own: nothing of Watchbill but the files beside this one
     sys.path.append(os.path.dirname(os.path.abspath(__file__)))
-    from guard import (
-        KILL_ROUND_MS,
-        NO_LOG,
-        RESTORED_SIGNALS,
-        STUCK_ROUND_MS,
-        drain,
-        open_private,
-        own_tree,
-        send,
-        wake_for_signals,
-    )  # fmt: skip
+    import guard
+    import process_table
+    from task_output import OutputBounds, TaskOutput
 
 #: The variable by which every process of a task can be told from those of another task.
 TASK_MARK = b"WATCHBILL_CREW_TASK"
-#: Bytes that are copied from a pipe at once.
-PIECE_BYTES = 64 * 2**10
-#: What is read from the pipes of a task that has ended: the kernel's buffers, and never an endless writer's output.
-REST_BYTES_MAX = 2**20
+#: Bytes of orders that are read at once.
+ORDERS_BYTES = 64 * 2**10
 #: How much of each output a running task shows.
 SO_FAR_BYTES = 4_096
-#: The rate of an output is measured over windows of this length.
-WINDOW_S = 0.1
-
-#: utime, stime, cutime and cstime in /proc/PID/stat, counted behind the session.
-TIMES = slice(7, 11)
-TICKS_PER_S = os.sysconf("SC_CLK_TCK")
-#: Resident memory in pages, in the same file.
-RESIDENT = 17
-PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
-#: What comes before the number of bytes in /proc/PID/io.
-WRITTEN = b"wchar: "
-
 #: How often tasks with limits are looked at.
 LIMITS_ROUND_S = 0.5
 
@@ -86,88 +55,16 @@ RUNNING, STOPPING, KILLING, STUCK = range(4)
 class Bounds:
     """The limits from this guard's command line; it cannot import Watchbill's."""
 
-    def __init__(
-        self, orphan_term_ms: int, kill_ms: int, memory_bytes: int, file_bytes: int, bytes_per_s: int
-    ) -> None:
+    def __init__(self, orphan_term_ms: int, kill_ms: int, *output: int) -> None:
         self.orphan_term_s = orphan_term_ms / 1000
         self.kill_s = kill_ms / 1000
-        self.memory_bytes = memory_bytes
-        self.file_bytes = file_bytes
-        self.window_bytes = max(1, int(bytes_per_s * WINDOW_S))
-
-
-class Stream:
-    """One output of a task: its end in memory; its beginning in a file, once it is longer than the memory's bound."""
-
-    def __init__(self, path: str, bounds: Bounds) -> None:
-        self.path = path
-        self.bounds = bounds
-        self.heard, self.said = os.pipe()
-        os.set_blocking(self.heard, False)
-        self.total = 0
-        self.tail = bytearray()
-        self.file = -1
-        self.file_room = bounds.file_bytes
-        self.window_end = 0.0
-        self.window_room = 0
-        self.is_open = True
-
-    def may_grow(self, now: float) -> bool:
-        """Whether its rate allows more: a program that writes faster blocks in its write."""
-        if now >= self.window_end:
-            self.window_end, self.window_room = now + WINDOW_S, self.bounds.window_bytes
-        return self.window_room > 0
-
-    def carry(self) -> int:
-        """Copies one piece, if there is one; returns its size."""
-        try:
-            words = os.read(self.heard, PIECE_BYTES)
-        except BlockingIOError:
-            return 0
-        self.is_open = bool(words)
-        self.window_room -= len(words)
-        self.keep(words)
-        return len(words)
-
-    def keep(self, words: bytes) -> None:
-        spilled = self.total > self.bounds.memory_bytes
-        self.total += len(words)
-        if self.total > self.bounds.memory_bytes:
-            self.write(words if spilled else bytes(self.tail) + words)
-        self.tail += words
-        if len(self.tail) > 2 * self.bounds.memory_bytes:
-            del self.tail[: -self.bounds.memory_bytes]
-
-    def write(self, words: bytes) -> None:
-        """Adds to the file as far as its bound allows. A disk that refuses loses output, not the task."""
-        words = words[: self.file_room]
-        self.file_room -= len(words)
-        try:
-            if self.file < 0 and words:
-                self.file = open_private(self.path)
-            while words:
-                words = words[os.write(self.file, words) :]
-        except OSError as error:
-            if error.errno not in NO_LOG:
-                raise
-            self.file_room = 0
-
-    def finish(self) -> dict[str, object]:
-        """Reads what dead processes left in the pipe, closes everything and reports the output."""
-        room = REST_BYTES_MAX
-        while self.is_open and room > 0 and (size := self.carry()):
-            room -= size
-        for descriptor in (self.heard, self.file):
-            if descriptor >= 0:
-                os.close(descriptor)
-        tail = bytes(self.tail[-self.bounds.memory_bytes :]).decode("utf-8", "surrogateescape")
-        return {"total": self.total, "tail": tail, "is_spilled": self.file >= 0}
+        self.output = OutputBounds(*output)
 
 
 class Task:
     """One tree and its stage."""
 
-    def __init__(self, order: dict[str, Any], pid: int, streams: tuple[Stream, Stream]) -> None:
+    def __init__(self, order: dict[str, Any], pid: int, streams: tuple[TaskOutput, TaskOutput]) -> None:
         self.id: str = order["id"]
         self.pid = pid  # also its session and its process group
         self.streams = streams
@@ -189,15 +86,6 @@ class Task:
         self.totals_told: tuple[int, ...] = (0,) * len(streams)
 
 
-class Row:
-    """A living process as /proc shows it. `ticks` is its processor time and that of its children that it waited for."""
-
-    def __init__(self, parent: int, group: int, session: int, rest: list[bytes]) -> None:
-        self.parent, self.group, self.session = parent, group, session
-        self.ticks = sum(map(int, rest[TIMES]))
-        self.rss = int(rest[RESIDENT]) * PAGE_BYTES
-
-
 class CrewGuard:
     """All trees of one agent."""
 
@@ -205,8 +93,8 @@ class CrewGuard:
         self.control, self.status, self.bounds = control, status, bounds
         self.tasks: dict[str, Task] = {}
         self.by_pid: dict[int, Task] = {}  # first processes that have not ended
-        self.streams: dict[int, Stream] = {}  # polled
-        self.paused: list[Stream] = []
+        self.streams: dict[int, TaskOutput] = {}  # polled
+        self.paused: list[TaskOutput] = []
         self.suspects: dict[int, frozenset[str]] = {}  # escaped process -> the tasks it may belong to
         self.asked = b""
         self.unsaid = b""
@@ -233,7 +121,7 @@ class CrewGuard:
 
     def listen(self) -> None:
         os.set_blocking(self.status, False)
-        wake_for_signals(self.poll, self.wake)
+        guard.wake_for_signals(self.poll, self.wake)
         signal.signal(signal.SIGTERM, self.on_term)
         self.poll.register(self.control, select.POLLIN)
 
@@ -253,7 +141,7 @@ class CrewGuard:
             elif descriptor in self.streams:
                 self.carry(self.streams[descriptor])
             else:
-                drain(self.wake[0])
+                guard.drain(self.wake[0])
 
     def patience_ms(self) -> int | None:
         """Milliseconds until something has to be done by the clock; None for no limit."""
@@ -267,7 +155,7 @@ class CrewGuard:
             ends.append(self.limits_at)
         return max(0, int((min(ends) - time.monotonic()) * 1000) + 1) if ends else None
 
-    def carry(self, stream: Stream) -> None:
+    def carry(self, stream: TaskOutput) -> None:
         if not stream.may_grow(time.monotonic()):
             self.mute(stream)
             self.paused.append(stream)
@@ -276,7 +164,7 @@ class CrewGuard:
         if not stream.is_open:
             self.mute(stream)
 
-    def mute(self, stream: Stream) -> None:
+    def mute(self, stream: TaskOutput) -> None:
         if self.streams.pop(stream.heard, None) is not None:
             self.poll.unregister(stream.heard)
 
@@ -289,7 +177,7 @@ class CrewGuard:
             else:
                 self.paused.append(stream)
 
-    def attend(self, stream: Stream) -> None:
+    def attend(self, stream: TaskOutput) -> None:
         self.streams[stream.heard] = stream
         self.poll.register(stream.heard, select.POLLIN)
 
@@ -297,7 +185,7 @@ class CrewGuard:
 
     def hear(self) -> None:
         """Reads the agent's orders; an end of file means that the agent is dead or has closed the crew."""
-        words = os.read(self.control, PIECE_BYTES)
+        words = os.read(self.control, ORDERS_BYTES)
         if not words:
             self.poll.unregister(self.control)
             self.close()
@@ -330,8 +218,8 @@ class CrewGuard:
             self.stop(task, "stopped", self.bounds.orphan_term_s)
 
     def start(self, order: dict[str, Any]) -> None:
-        out = Stream(f"{order['spill']}.out", self.bounds)
-        err = Stream(f"{order['spill']}.err", self.bounds)
+        out = TaskOutput(f"{order['spill']}.out", self.bounds.output)
+        err = TaskOutput(f"{order['spill']}.err", self.bounds.output)
         try:
             pid = self.spawn(order, out.said, err.said)
         except (OSError, ValueError) as error:
@@ -367,7 +255,7 @@ class CrewGuard:
                 (os.POSIX_SPAWN_DUP2, err, 2),
             ],
             setsid=True,
-            setsigdef=RESTORED_SIGNALS,
+            setsigdef=guard.RESTORED_SIGNALS,
             setsigmask=(),
         )
 
@@ -384,8 +272,8 @@ class CrewGuard:
         if task.code is None:
             task.cause = cause
         for pid in self.tree_of(task):
-            send(pid, signal.SIGTERM)
-            send(pid, signal.SIGCONT)  # a stopped process acts on no signal but KILL
+            guard.send(pid, signal.SIGTERM)
+            guard.send(pid, signal.SIGCONT)  # a stopped process acts on no signal but KILL
 
     def kill(self, task: Task) -> None:
         """Kills the tree, again and again until no new process of it is found."""
@@ -398,11 +286,11 @@ class CrewGuard:
         killed: set[int] = set()
         while found := set(self.tree_of(task)) - killed:
             for pid in found:
-                send(pid, signal.SIGKILL)
+                guard.send(pid, signal.SIGKILL)
             killed |= found
             if time.monotonic() >= task.stuck_at:
                 break
-        pause_ms = STUCK_ROUND_MS if task.stage == STUCK else KILL_ROUND_MS
+        pause_ms = guard.STUCK_ROUND_MS if task.stage == STUCK else guard.KILL_ROUND_MS
         task.deadline = time.monotonic() + pause_ms / 1000
 
     def advance(self) -> None:
@@ -453,7 +341,7 @@ class CrewGuard:
     def finish_ended(self, *, has_escaped: bool) -> None:
         """Reports tasks of which nothing is left, and ends what the others left behind."""
         for task in [each for each in self.tasks.values() if each.code is not None]:
-            if (has_escaped or is_group(task.pid)) and self.tree_of(task):
+            if (has_escaped or process_table.is_group(task.pid)) and self.tree_of(task):
                 self.stop(task, "exit", self.bounds.orphan_term_s)
             else:
                 self.finish(task)
@@ -478,24 +366,24 @@ class CrewGuard:
             with open(f"/proc/self/task/{self.own_pid}/children", "rb") as file:
                 return [int(word) for word in file.read().split()]
         except FileNotFoundError:  # this kernel was built without it
-            return [pid for pid, row in processes().items() if row.parent == self.own_pid]
+            return [pid for pid, row in process_table.processes().items() if row.parent == self.own_pid]
 
     def tree_of(self, task: Task) -> list[int]:
         """Every living process of a task, parents first."""
-        rows = processes()
+        rows = process_table.processes()
         return [pid for pid, owner in self.owners(rows).items() if owner == task.id]
 
     def end_strays(self, *, has_escaped: bool) -> None:
         """Kills what escaped from tasks that have all ended."""
-        self.strays_at = time.monotonic() + KILL_ROUND_MS / 1000 if self.is_closing else None
+        self.strays_at = time.monotonic() + guard.KILL_ROUND_MS / 1000 if self.is_closing else None
         if not has_escaped:
             return
-        for pid, owner in self.owners(processes()).items():
+        for pid, owner in self.owners(process_table.processes()).items():
             if owner == "":
-                send(pid, signal.SIGKILL)
-                self.strays_at = time.monotonic() + KILL_ROUND_MS / 1000
+                guard.send(pid, signal.SIGKILL)
+                self.strays_at = time.monotonic() + guard.KILL_ROUND_MS / 1000
 
-    def owners(self, rows: dict[int, Row]) -> dict[int, str]:
+    def owners(self, rows: dict[int, process_table.Row]) -> dict[int, str]:
         """The task of every process below us; "" for one whose tasks have all ended, and nothing where it is open."""
         below: dict[int, list[int]] = {}
         for pid, row in rows.items():
@@ -511,14 +399,14 @@ class CrewGuard:
                 found.append(child)
         return {pid: owner for pid, owner in owners.items() if owner is not None}
 
-    def owner_of(self, pid: int, row: Row, by_leader: dict[int, str]) -> str | None:
+    def owner_of(self, pid: int, row: process_table.Row, by_leader: dict[int, str]) -> str | None:
         """The task of a child of ours."""
         if pid in self.by_pid:
             return self.by_pid[pid].id
         owner = by_leader.get(row.session) or by_leader.get(row.group)
         if owner is not None:
             return owner
-        marked = mark_of(pid)
+        marked = process_table.mark_of(pid, TASK_MARK)
         if marked is not None:
             return marked if marked in self.tasks else ""
         suspects = self.suspects.setdefault(pid, frozenset(self.tasks)) & self.tasks.keys()
@@ -528,7 +416,7 @@ class CrewGuard:
         """Kills the tasks that have more memory or processes than they may."""
         if not limited:
             return
-        rows = processes()
+        rows = process_table.processes()
         owners = self.owners(rows)
         for task in limited:
             pids = [pid for pid, owner in owners.items() if owner == task.id]
@@ -546,15 +434,15 @@ class CrewGuard:
         """Reports for each task how much its tree has written, and how much processor time and memory it has used."""
         if not self.tasks:
             return
-        rows = processes()
+        rows = process_table.processes()
         ticks, written, rss = (dict.fromkeys(self.tasks, 0) for _ in range(3))
         for pid, owner in self.owners(rows).items():
             if owner in ticks:
                 ticks[owner] += rows[pid].ticks
-                written[owner] += written_by(pid)
+                written[owner] += process_table.written_by(pid)
                 rss[owner] += rows[pid].rss
         for task in self.tasks.values():
-            task.cpu_ms_seen = max(task.cpu_ms_seen, ticks[task.id] * 1000 // TICKS_PER_S)
+            task.cpu_ms_seen = max(task.cpu_ms_seen, ticks[task.id] * 1000 // process_table.TICKS_PER_S)
             task.written_seen = max(task.written_seen, written[task.id])
             task.rss_seen = max(task.rss_seen, rss[task.id])
             self.say({
@@ -604,68 +492,12 @@ def as_bytes(text: str) -> bytes:
     return text.encode("utf-8", "surrogateescape")
 
 
-def is_group(group: int) -> bool:
-    """Whether a process group has a member."""
-    try:
-        os.killpg(group, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
-
-
-def mark_of(pid: int) -> str | None:
-    """The task that a process is marked with; None where it has no mark that we may read."""
-    try:
-        with open(f"/proc/{pid}/environ", "rb") as file:
-            words = file.read().split(b"\0")
-    except OSError as error:
-        if error.errno not in {errno.ENOENT, errno.ESRCH, errno.EACCES, errno.EPERM}:
-            raise
-        return None
-    found = next((word for word in words if word.startswith(TASK_MARK + b"=")), None)
-    return None if found is None else found[len(TASK_MARK) + 1 :].decode("utf-8", "replace")
-
-
-def processes() -> dict[int, Row]:
-    """Every living process; zombies are left out."""
-    found: dict[int, Row] = {}
-    for entry in os.listdir("/proc"):
-        if entry.isdigit() and (row := row_of(entry)) is not None:
-            found[int(entry)] = row
-    return found
-
-
-def row_of(entry: str) -> Row | None:
-    try:
-        with open(f"/proc/{entry}/stat", "rb") as file:
-            state, parent, group, session, *rest = file.read().rpartition(b")")[2].split()
-    except (FileNotFoundError, ProcessLookupError):
-        return None
-    if state in {b"Z", b"X"}:
-        return None
-    return Row(int(parent), int(group), int(session), rest)
-
-
-def written_by(pid: int) -> int:
-    """The bytes that a process and its waited-for children have written; 0 where the kernel does not report it."""
-    try:
-        with open(f"/proc/{pid}/io", "rb") as file:
-            lines = file.read().splitlines()
-    except OSError as error:
-        if error.errno not in {errno.ENOENT, errno.ESRCH, errno.EACCES, errno.EPERM}:
-            raise
-        return 0
-    return next((int(line[len(WRITTEN) :]) for line in lines if line.startswith(WRITTEN)), 0)
-
-
 def main(arguments: list[str]) -> None:
     """crew_guard.py CONTROL STATUS ORPHAN_TERM_MS KILL_MS MEMORY_BYTES FILE_BYTES BYTES_PER_S"""
     control, status = int(arguments[0]), int(arguments[1])
     os.set_inheritable(control, False)
     os.set_inheritable(status, False)
-    own_tree()
+    guard.own_tree()
     CrewGuard(control, status, Bounds(*map(int, arguments[2:7]))).run()
 
 

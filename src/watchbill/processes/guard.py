@@ -1,6 +1,6 @@
 """The guard: a small process between the daemon and one engine, so that no engine outlives its daemon.
 
-It runs alone (`python -I -S guard.py`), loads nothing of Watchbill but `files/rotate.py`, and owns one process tree. As
+It runs alone (`python -I -S guard.py`), loads nothing of Watchbill but two small modules, and owns one process tree. As
 subreaper it inherits every descendant whose parent exits. So a tree that forks or daemonises still belongs to it, and
 "no children left" and "the tree is gone" mean the same. It promises: when the pipe from the daemon ends, even by
 kill -9, or when it is told to stop, the whole tree gets TERM and, after a bound, KILL. It is also the only writer of
@@ -30,8 +30,11 @@ import time
 TYPE_CHECKING = False  # as typing has it; importing typing would take longer than everything else here
 if TYPE_CHECKING or __package__:
     from watchbill.files.rotate import rotate
+    from watchbill.processes.process_table import descendants
 else:  # a program of its own
-    sys.path.append(os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "files"))
+    here = os.path.dirname(os.path.abspath(__file__))
+    sys.path += [here, os.path.join(os.path.dirname(here), "files")]
+    from process_table import descendants
     from rotate import rotate
 
 PR_SET_PDEATHSIG = 1
@@ -354,28 +357,6 @@ def prctl(option: int, value: int) -> None:
     if libc.prctl(option, value, 0, 0, 0) != 0:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
-
-
-def descendants() -> list[int]:
-    """Every living process below us, parents first."""
-    children: dict[int, list[int]] = {}
-    for entry in os.listdir("/proc"):
-        if entry.isdigit() and (parent := parent_of(int(entry))):
-            children.setdefault(parent, []).append(int(entry))
-    found = list(children.get(os.getpid(), ()))
-    for pid in found:  # grows during the loop
-        found += children.get(pid, ())
-    return found
-
-
-def parent_of(pid: int) -> int | None:
-    """The parent of a living process; None for one that is gone or a zombie."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            state, parent, *_ = file.read().rpartition(b")")[2].split()
-    except (FileNotFoundError, ProcessLookupError):
-        return None
-    return None if state in {b"Z", b"X"} else int(parent)
 
 
 def send(pid: int, number: int) -> None:
