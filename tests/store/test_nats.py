@@ -109,6 +109,18 @@ def test_a_broker_that_forgets_who_leased_what_takes_nothing_from_a_living_worke
         assert other.lease_many(5) == []
 
 
+def test_an_event_that_is_given_back_does_not_wait_for_the_end_of_its_lease(server: Broker) -> None:
+    """SPOOL-05: another worker gets it at once, as its first attempt."""
+    with (
+        JetSpool("jobs", server.reach, lease_s=600) as one,
+        JetSpool("jobs", server.reach, lease_s=600) as other,
+    ):
+        one.enqueue(event(1))
+        for item in one.lease_many(1):
+            one.give_back(item)
+        assert wait_until(other.lease).attempt == 1
+
+
 def test_a_worker_that_was_taken_for_dead_has_lost_its_leases(server: Broker, child: Any) -> None:
     """SPOOL-05: stopped for longer than its lease, it cannot settle what another worker has now."""
 

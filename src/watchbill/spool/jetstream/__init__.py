@@ -2,9 +2,10 @@
 
     from watchbill.spool.jetstream import JetSpool, Reach
 
-    reach     where the servers are            streams   the four streams and their subjects
-    link      one connection and its thread
-    holders   who has leased what              spool     the operations        by_hand   looking, and shell workers
+    reach     where the servers are            streams      the four streams and their subjects
+    link      one connection and its thread    deliveries   the messages that a worker pulls
+    holders   who has leased what              own_leases   what this worker has leased, and its heartbeat
+    spool     the operations                   by_hand      looking, and shell workers
 
 Needs the extra `watchbill[nats]`, imported with the first operation.
 """

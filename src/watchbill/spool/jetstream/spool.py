@@ -12,26 +12,24 @@ step of its next worker finds the first one done. It is never in none. All waits
 
 import asyncio
 import contextlib
-import json
 import os
 import time
-from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
 from watchbill.spool.backend import leased_for_a_block
-from watchbill.spool.consumer import Lease, reason_bytes
+from watchbill.spool.consumer import reason_bytes
 from watchbill.spool.events import Event, encode, refuse_bundle
 from watchbill.spool.faults import EventRefused, LeaseLost, SpoolBroken, SpoolFull
 from watchbill.spool.item import BadLine, Carried, Item, bad_line_name, item_of
-from watchbill.spool.jetstream.holders import Held, Holders, Note, new_worker
-from watchbill.spool.jetstream.link import NO_MESSAGE, BrokerSays, Link, Received
+from watchbill.spool.jetstream.deliveries import Deliveries, Delivery, put_back, put_back_word
+from watchbill.spool.jetstream.holders import Held, Holders, Note
+from watchbill.spool.jetstream.link import NO_MESSAGE, BrokerSays, Link
+from watchbill.spool.jetstream.own_leases import OwnLeases, StreamLease
 from watchbill.spool.jetstream.reach import Reach
 from watchbill.spool.jetstream.streams import (
     ATTEMPTS,
-    CONSUMER,
     NAME,
     REASON,
     SIGNATURE,
@@ -45,7 +43,6 @@ from watchbill.spool.limits import (
     ATTEMPTS as ATTEMPTS_MAX,
 )
 from watchbill.spool.limits import (
-    BROKER_AGAIN_S,
     BROKER_BEATS,
     BROKER_LEASE_S,
     BROKER_REPLY_S,
@@ -58,7 +55,6 @@ from watchbill.spool.names import (
     Stamps,
     bundle_name,
     event_names,
-    lines_of,
     new_writer,
     stem_of,
     with_attempt,
@@ -66,26 +62,12 @@ from watchbill.spool.names import (
 from watchbill.spool.producer import Signer
 from watchbill.spool.recovery import Recovered
 
-__all__ = ["JetSpool", "StreamLease"]
+__all__ = ["JetSpool"]
 
 T = TypeVar("T")
 #: Bytes of headers around an event, at most.
 _HEAD_BYTES = 4_096
 _STORE_FAILED = 10077
-#: How soon a note is written again after a lease was settled, in seconds: a batch is settled one by one.
-_NOTE_SOON_S = 0.1
-_SERVED_STATUSES = frozenset({"404", "408", "409"})
-
-
-@dataclass(slots=True)
-class StreamLease(Lease):
-    """A message that is ours until it is settled."""
-
-    seq: int = 0
-    reply: str = ""
-    worker: str = ""
-    stored: Stored | None = field(default=None, repr=False)
-    tried: bool = False  # a count of its tries is stored
 
 
 class JetSpool:
@@ -131,23 +113,15 @@ class JetSpool:
         self.holders = Holders(self._link, self.streams, self.lease_s)
         self._is_ready = False
         self._readying = asyncio.Lock()
-        self._worker, self._note, self._beat, self._revision = new_worker(), Note(), 0, 0
-        self._noting = asyncio.Lock()
-        self._noted_at_s = 0.0
-        self._note_is_due = False
-        self._held: dict[int, StreamLease] = {}
-        self._inbox, self._pull = "", 0
-        self._pulled: deque[tuple[float, Received]] = deque()  # each with the time when it came
-        self._came, self._is_served = asyncio.Event(), asyncio.Event()
-        self._turn_revision, self._turn_at_s = 0, 0.0
         self._arrived = asyncio.Event()
-        self._is_beating = False
+        self._leases = OwnLeases(self._link, self.holders, self.lease_s)
+        self._deliveries = Deliveries(self._link, self.streams, self.lease_s, self._arrived.set)
 
     # ------------------------------------------------------------------ facts
 
     @property
     def in_flight_here(self) -> int:
-        return len(self._held)
+        return len(self._leases)
 
     @property
     def rests_s(self) -> float:
@@ -261,7 +235,7 @@ class JetSpool:
             while leased := await self._lease(count, bytes_max, retries_alone, counts):
                 try:
                     items = [item for each in leased if (item := await self._read(each)) is not None]
-                except BaseException:  # the bound is over: nobody gets them, so nobody may renew them
+                except BaseException:  # the bound is over: they are not returned, so they must not be renewed
                     for each in leased:
                         self._settle(each)
                     raise
@@ -279,9 +253,9 @@ class JetSpool:
 
         async def finish() -> None:
             leases = [self._lease_of(item) for item in items if not item.lease.settled]
-            await self._confirm_leases()
+            await self._leases.confirm()
             for lease in leases:
-                self._refuse_lost(lease)
+                self._leases.refuse_lost(lease)
             await self._together(self._finish(lease) for lease in leases)
 
         if items:
@@ -289,7 +263,7 @@ class JetSpool:
             self._call(finish, "finish events", more_s=len(items) / BROKER_WINDOW)
 
     def release(self, item: Item, *, rest_s: float = 0.0) -> None:
-        """Put an event back without using up an attempt; nobody gets it for `rest_s` seconds."""
+        """Put an event back without using up an attempt; it is not leased again for `rest_s` seconds."""
         self._put_back(item, rest_s, failed=False)
 
     def give_back(self, item: Item) -> None:
@@ -299,11 +273,12 @@ class JetSpool:
             return
         self.forget(item)
 
-        async def put_back() -> None:
-            await self._write_due_note()  # before the message is free: its next worker must not find it held
-            await self._nak(lease.reply)
+        async def free() -> None:
+            # Before the message is free: its next worker must not find it held.
+            await self._leases.write_due()
+            await put_back(self._link, lease.reply)
 
-        self._link.soon(put_back)
+        self._link.soon(free)
 
     def forget(self, item: Item) -> None:
         """Drop the lease of an event without a word to the broker, which delivers it again when the lease is over."""
@@ -336,7 +311,7 @@ class JetSpool:
         """Take back the leases of workers that are dead; their events come with the next lease."""
 
         async def sweep() -> None:
-            await self.holders.look(self._worker)
+            await self.holders.look(self._leases.worker)
             await self.holders.sweep()
 
         del start
@@ -378,10 +353,10 @@ class JetSpool:
 
     def let_turn_go(self) -> None:
         """Let another worker have the turn."""
-        if self._turn_revision:
+        if self._leases.has_turn:
             with contextlib.suppress(SpoolBroken, SpoolFull):
-                self._call(lambda: self.holders.drop(_TURN), "let the turn go")
-            self._turn_revision = 0
+                self._call(self._drop_turn, "let the turn go")
+            self._leases.forget_turn()
 
     # ------------------------------------------------------------------ life
 
@@ -392,7 +367,7 @@ class JetSpool:
         if self._pid == os.getpid() and self._link.is_connected:
             with contextlib.suppress(SpoolBroken, SpoolFull):
                 self._link.call(self._leave, "leave the spool")
-        self._is_closed = True
+        self._is_closed = self._leases.is_closed = True
         self._link.close() if self._pid == os.getpid() else self._link.abandon()
 
     def __enter__(self) -> Self:
@@ -443,7 +418,7 @@ class JetSpool:
             await self.holders.write(worker, note, 0, 0)
             lease.settled = True
             self._let_go(lease)
-            await self._write_note()
+            await self._leases.write()
 
         self._call(hand, f"lease {item.name}")
 
@@ -508,55 +483,39 @@ class JetSpool:
         self, count: int, bytes_max: int, retries_alone: bool, counts: bool
     ) -> list[StreamLease]:
         """Pull messages, leave out those that others hold, and note the rest as ours."""
-        messages = [self._message(each) for each in await self._pull_messages(count, bytes_max)]
-        if any(delivered > 1 for _, _, delivered in messages) or self._look_is_due():
-            await self.holders.look(self._worker)
+        deliveries = await self._deliveries.pull(count, bytes_max)
+        if any(each.times > 1 for each in deliveries) or self._look_is_due():
+            await self.holders.look(self._leases.worker)
             await self.holders.sweep()
         leases: list[StreamLease] = []
         back: dict[str, float] = {}  # reply and pause of what is not for us now
         is_full = False
-        for stored, reply, delivered in messages:
-            if (held := self._held.get(stored.seq)) is not None:
-                held.reply = reply  # the broker forgot that it is ours
-            elif self.holders.of(stored.seq) is not None:
-                back[reply] = self.lease_s / BROKER_BEATS
+        for each in deliveries:
+            if (held := self._leases.get(each.stored.seq)) is not None:
+                held.reply = each.reply  # the broker forgot that it is ours
+            elif self.holders.of(each.stored.seq) is not None:
+                back[each.reply] = self.lease_s / BROKER_BEATS
             else:
-                lease = await self._leased(stored, reply, delivered)
+                lease = await self._leased(each)
                 first = leases[0].attempt if leases else 0
                 is_full = is_full or (retries_alone and first > 0 and max(first, lease.attempt) > 1)
                 if is_full:
-                    back[reply] = 0.0
+                    back[each.reply] = 0.0
                 else:
                     leases.append(lease)
-        await self._together(self._nak(reply, pause_s) for reply, pause_s in back.items())
+        await self._together(put_back(self._link, reply, pause_s) for reply, pause_s in back.items())
         if leases:
-            await self._note_leases(leases, counts)
+            await self._leases.add(leases, counts=counts)
         return leases
 
-    async def _leased(self, stored: Stored, reply: str, delivered: int) -> StreamLease:
-        tries = await self.holders.tries(stored.seq) if delivered > 1 else 0
+    async def _leased(self, delivery: Delivery) -> StreamLease:
+        stored = delivery.stored
+        tries = await self.holders.tries(stored.seq) if delivery.times > 1 else 0
         attempt = max(stored.attempts, tries) + 1
         return StreamLease(
             with_attempt(stored.name, attempt), attempt, True, "", stored.name,
-            seq=stored.seq, reply=reply, worker=self._worker, stored=stored, tried=tries > 0,
+            seq=stored.seq, reply=delivery.reply, worker=self._leases.worker, stored=stored, tried=tries > 0,
         )  # fmt: skip
-
-    async def _note_leases(self, leases: list[StreamLease], counts: bool) -> None:
-        for lease in leases:
-            lease.worker = self._worker
-            self._held[lease.seq] = lease
-        self._note.counts = counts
-        try:
-            if not await self._write_note():
-                self._lose_all()
-                for lease in leases:  # not noted before, so still ours to note
-                    lease.worker, self._held[lease.seq] = self._worker, lease
-                await self._write_note()
-        except BaseException:
-            for lease in leases:
-                self._held.pop(lease.seq, None)
-            raise
-        self._begin_beating()
 
     async def _read(self, lease: StreamLease) -> Item | None:
         """The item of a lease; None if it had to be given up."""
@@ -582,76 +541,6 @@ class JetSpool:
         self.given_up += len(item.bad)
         return item
 
-    async def _pull_messages(self, count: int, bytes_max: int) -> list[Received]:
-        """What waits now, at most `count`, in the order of arrival."""
-        if not self._inbox:
-            inbox = f"_INBOX.{os.urandom(12).hex()}"
-            await self._link.listen(f"{inbox}.*", self._hear)
-            self._inbox = inbox
-        while not self._pulled:
-            self._pull += 1
-            body = {
-                "batch": count,
-                "no_wait": True,
-                "max_bytes": max(bytes_max, self._link.payload_bytes_max),
-            }
-            self._is_served.clear()
-            await self._link.tell(
-                f"$JS.API.CONSUMER.MSG.NEXT.{self.streams.name}.{CONSUMER}", json.dumps(body).encode(),
-                reply=f"{self._inbox}.{self._pull}",
-            )  # fmt: skip
-            if await self._serve(count):
-                break
-            await asyncio.sleep(BROKER_AGAIN_S)
-        return await self._take_pulled(count)
-
-    async def _serve(self, count: int) -> bool:
-        """Wait until the broker has served the present pull; False if it did not answer."""
-        while len(self._pulled) < count and not self._is_served.is_set():
-            self._came.clear()
-            try:
-                async with asyncio.timeout(BROKER_REPLY_S):
-                    await self._came.wait()
-            except TimeoutError:
-                return False
-        return True
-
-    async def _take_pulled(self, count: int) -> list[Received]:
-        """The oldest messages that have come. One that came too long ago may be another worker's by now."""
-        too_old_s, found = time.monotonic() - self.lease_s / 2, list[Received]()
-        while self._pulled and len(found) < count:
-            came_at_s, message = self._pulled.popleft()
-            if came_at_s > too_old_s:
-                found.append(message)
-            else:
-                await self._nak(message.reply)
-        return found
-
-    def _hear(self, message: Received) -> None:
-        """Take what a pull delivers. A message keeps the subject of its event, so only a status tells its pull.
-
-        In a cluster a status overtakes messages: those are kept for the next lease, which is due at once."""
-        if not message.status:
-            self._pulled.append((time.monotonic(), message))
-            self._arrived.set()
-        elif message.subject != f"{self._inbox}.{self._pull}":
-            return
-        elif message.status in _SERVED_STATUSES:
-            self._is_served.set()
-        else:
-            return  # nobody serves the stream now: the pull is sent again
-        self._came.set()
-
-    def _message(self, message: Received) -> tuple[Stored, str, int]:
-        """The event of a delivered message, its reply address, and how often it was delivered."""
-        # $JS.ACK.<stream>.<consumer>.<delivered>.<seq>.<number>.<ns>.<pending>, with domain and account before in some
-        parts = message.reply.split(".")
-        delivered, seq, _, at_ns = (int(part) for part in parts[-5:-1])
-        if len(parts) >= 12:  # <domain>.<account> in front, a random token at the end
-            delivered, seq, _, at_ns = (int(part) for part in parts[-6:-2])
-        stored = stored_of(self.streams, message, stream=self.streams.name, seq=seq, at_ns=at_ns)
-        return stored, message.reply, delivered
-
     # ------------------------------------------------------------------ on the loop: settling
 
     async def _finish(self, lease: StreamLease) -> None:
@@ -672,8 +561,8 @@ class JetSpool:
             await self._link.delete(self.streams.name, lease.seq)
 
     async def _poison(self, lease: StreamLease, reason: Mapping[str, object]) -> None:
-        await self._confirm_leases()
-        self._refuse_lost(lease)
+        await self._leases.confirm()
+        self._leases.refuse_lost(lease)
         assert lease.stored is not None
         await self.publish_copy("poison", lease.stored, attempts=lease.attempt, reason=reason)
         await self._acknowledge(lease, b"+TERM")
@@ -684,18 +573,18 @@ class JetSpool:
     def _put_back(self, item: Item, rest_s: float, *, failed: bool) -> None:
         self._refuse_settled([item])
 
-        async def put_back() -> None:
+        async def free() -> None:
             lease = self._lease_of(item)
-            await self._confirm_leases()
-            self._refuse_lost(lease)
+            await self._leases.confirm()
+            self._leases.refuse_lost(lease)
             if failed:
                 await self.holders.note_tries(lease.seq, lease.attempt)
             self._settle(lease)
-            await self._write_note()  # before the message is free: its next worker must not find it held
+            await self._leases.write()  # before the message is free: its next worker must not find it held
             # Answered when it is free: the next pull must find it. If not, it comes again when its time is over.
-            await self._link.is_answered(lease.reply, _nak_word(rest_s))
+            await self._link.is_answered(lease.reply, put_back_word(rest_s))
 
-        self._call(put_back, f"put {item.name} back")
+        self._call(free, f"put {item.name} back")
         if rest_s > 0:
             self._rest_ends_s = max(self._rest_ends_s, time.monotonic() + rest_s)
 
@@ -704,20 +593,13 @@ class JetSpool:
         reason = {"reason": bad.reason, "bundle": item.name, "line": bad.number}
         await self._publish("poison", name, bad.line, attempts=item.attempt, reason=reason)
 
-    async def _nak(self, reply: str, delay_s: float = 0.0) -> None:
-        # Not confirmed: if it is lost, the message comes again when its time is over.
-        await self._link.tell(reply, _nak_word(delay_s))
-
     def _settle(self, lease: StreamLease) -> None:
         lease.settled = True
         self._let_go(lease)
 
     def _let_go(self, lease: StreamLease) -> None:
-        self._held.pop(lease.seq, None)
         self._signatures.pop(stem_of(lease.name), None)
-        if not self._note_is_due:
-            self._note_is_due = True
-            self._link.soon(self._write_due_note, _NOTE_SOON_S)
+        self._leases.drop(lease)
 
     def _lease_of(self, item: Item) -> StreamLease:
         if not isinstance(item.lease, StreamLease) or self._pid != os.getpid():
@@ -729,87 +611,8 @@ class JetSpool:
         if all(item.lease.settled for item in items):
             raise LeaseLost(f"{items[0].name} was settled before")
 
-    def _refuse_lost(self, lease: StreamLease) -> None:
-        if lease.worker != self._worker or self._held.get(lease.seq) is not lease:
-            raise LeaseLost(f"{lease.name} is no longer leased by this worker")
-
-    # ------------------------------------------------------------------ on the loop: the note of this worker
-
-    async def _write_note(self) -> bool:
-        """Write what is leased now. False if our leases were taken away."""
-        async with self._noting:
-            self._note_is_due = False
-            self._note.held = {
-                seq: Held(lease.attempt, lines_of(lease.name)) for seq, lease in self._held.items()
-            }
-            if not self._note.held and not self._revision:
-                return True
-            if not self._note.held:
-                await self.holders.drop(self._worker)
-                self._revision = 0
-                return True
-            self._beat += 1
-            revision = await self.holders.write(self._worker, self._note, self._beat, self._revision)
-            self._revision = revision
-            if revision:
-                self._noted_at_s = time.monotonic()
-            return revision > 0
-
-    async def _write_due_note(self) -> None:
-        if self._note_is_due and not await self._write_note():
-            self._lose_all()
-
-    async def _confirm_leases(self) -> None:
-        """After a time without renewal: find out whether our leases were taken away meanwhile."""
-        if time.monotonic() - self._noted_at_s > self.lease_s / 2 and not await self._write_note():
-            self._lose_all()
-
-    def _lose_all(self) -> None:
-        """Another worker took us for dead: our leases are its own, and we begin anew."""
-        self._held.clear()
-        self._worker, self._revision = new_worker(), 0
-
-    def _begin_beating(self) -> None:
-        if not self._is_beating:
-            self._is_beating = True
-            self._link.soon(self._keep_beating, self.lease_s / BROKER_BEATS)
-
-    async def _keep_beating(self) -> None:
-        """Renew the leases, and look at the other workers; then again, a third of a lease later."""
-        try:
-            for lease in list(self._held.values()):
-                await self._link.tell(lease.reply, b"+WPI")
-            # Also without leases: a note of events that were given back would be taken for a dead worker's.
-            if (self._held or self._revision) and not await self._write_note():
-                self._lose_all()
-            if self._turn_revision:
-                await self._write_turn()
-            await self.holders.look(self._worker)
-        finally:
-            if not self._is_closed:
-                self._link.soon(self._keep_beating, self.lease_s / BROKER_BEATS)
-
     def _look_is_due(self) -> bool:
         return time.monotonic() - self.holders.looked_at_s > self.lease_s / BROKER_BEATS
-
-    async def _take_turn(self) -> bool:
-        if self._turn_revision:
-            if time.monotonic() - self._turn_at_s > self.lease_s / BROKER_BEATS:
-                await self._write_turn()
-            return self._turn_revision > 0
-        await self.holders.look(self._worker)
-        await self.holders.sweep()
-        if self.holders.get(_TURN) is None:
-            await self._write_turn()
-            self._begin_beating()
-        return self._turn_revision > 0
-
-    async def _write_turn(self) -> None:
-        """Take or renew the turn; it is gone if another worker took us for dead."""
-        self._beat += 1
-        note = Note({0: Held(0, 0)}, counts=False)
-        self._turn_revision = await self.holders.write(_TURN, note, self._beat, self._turn_revision)
-        self._turn_at_s = time.monotonic()
 
     # ------------------------------------------------------------------ on the loop: life
 
@@ -840,23 +643,20 @@ class JetSpool:
             await self._link.listen(f"{self.streams.name}.wake.>", lambda _: self._arrived.set())
             self._is_ready = True
 
+    # Looked up when they run: after a fork `_call` makes new leases.
+
+    async def _take_turn(self) -> bool:
+        return await self._leases.take_turn()
+
+    async def _drop_turn(self) -> None:
+        await self._leases.drop_turn()
+
     async def _leave(self) -> None:
         """Put our leases back and take our notes away."""
-        held, self._held = list(self._held.values()), {}
-        await self._write_note()
-        while self._pulled:
-            await self._nak(self._pulled.popleft()[1].reply)
+        held = await self._leases.drop_all()
+        await self._deliveries.put_all_back()
         for lease in held:
             lease.settled = True
-            await self._nak(lease.reply)
-        if self._turn_revision:
-            await self.holders.drop(_TURN)
-
-
-#: The note of the worker whose turn it is, where one at a time may lease.
-_TURN = "turn"
-
-
-def _nak_word(delay_s: float) -> bytes:
-    """What puts a message back, for others to get after this time."""
-    return f'-NAK {{"delay": {int(delay_s * 1e9)}}}'.encode() if delay_s > 0 else b"-NAK"
+            await put_back(self._link, lease.reply)
+        if self._leases.has_turn:
+            await self._leases.drop_turn()
