@@ -17,7 +17,7 @@ from watchbill.catalog import Lane, Model, WorkClass
 from watchbill.engines.base import Endpoint
 from watchbill.engines.upstream import Deadlines
 from watchbill.gateway import relay
-from watchbill.gateway.http.messages import Inbox, Line
+from watchbill.gateway.http.messages import Line, RequestParser
 from watchbill.gateway.limits import EVENT_STREAMS_MAX
 from watchbill.runtime import driver
 from watchbill.runtime.ticket import Submission
@@ -392,10 +392,12 @@ async def test_a_crowd_that_leaves_between_two_stages_leaves_nothing_behind(turn
     """R41: requests that came together wait for each other between stages; whoever leaves there is forgotten, too."""
     async with open_gateway() as opened:
         assert (await opened.ask("/v1/chat/completions", CHAT)).status == 200
-        inboxes = [Inbox(Nobody()) for _ in range(8)]
-        for inbox in inboxes:
-            inbox.feed(post(CHAT))
-        visits = [asyncio.ensure_future(opened.gateway.handle(inbox.requests.popleft())) for inbox in inboxes]
+        parsers = [RequestParser(Nobody()) for _ in range(8)]
+        for parser in parsers:
+            parser.feed(post(CHAT))
+        visits = [
+            asyncio.ensure_future(opened.gateway.handle(parser.requests.popleft())) for parser in parsers
+        ]
         for _ in range(turns):
             await asyncio.sleep(0)
         for context in visits:

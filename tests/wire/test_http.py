@@ -20,7 +20,7 @@ from watchbill.gateway.answers import as_response
 from watchbill.gateway.http import messages as request_module
 from watchbill.gateway.http.connection import Handle
 from watchbill.gateway.http.listener import Listener
-from watchbill.gateway.http.messages import Answer, Inbox, Line, Request, Response, Stream
+from watchbill.gateway.http.messages import Answer, Line, Request, RequestParser, Response, Stream
 from watchbill.gateway.limits import (
     PIPELINED_MAX,
     REQUEST_BUFFER_BYTES_MAX,
@@ -321,32 +321,32 @@ def test_however_the_bytes_are_split_the_requests_are_the_same(
     )
     sent = (request("1.1", *more) + chunked) * count
     edges = sorted({0, len(sent), *(cut for cut in cuts if cut < len(sent))})
-    inbox = Inbox(Nobody())
+    parser = RequestParser(Nobody())
     for start, end in pairwise(edges):
-        inbox.feed(sent[start:end])
-    seen = [(each.method, each.target, each.is_whole, b"".join(each.pieces)) for each in inbox.requests]
+        parser.feed(sent[start:end])
+    seen = [(each.method, each.target, each.is_whole, b"".join(each.pieces)) for each in parser.requests]
     assert seen == [("POST", "/v1/chat/completions", True, CHAT), ("PUT", "/c?d=%20", True, b"abcde")] * count
-    assert inbox.failure is None and not inbox.has_begun
-    assert proposal or inbox.requests[0].headers["x-twice"] == "a, b"
-    assert inbox.requests[1].path == "/c" and inbox.requests[1].query == {"d": " "}
-    assert "t" not in inbox.requests[1].headers
+    assert parser.failure is None and not parser.has_begun
+    assert proposal or parser.requests[0].headers["x-twice"] == "a, b"
+    assert parser.requests[1].path == "/c" and parser.requests[1].query == {"d": " "}
+    assert "t" not in parser.requests[1].headers
 
 
 def test_half_a_head_behind_a_request_has_begun() -> None:
     """R39: it has the deadline of a head, not the longer one of an idle client."""
-    inbox = Inbox(Nobody())
-    inbox.feed(request() + b"GET / HT")
-    assert len(inbox.requests) == 1 and inbox.has_begun
-    inbox.feed(b"TP/1.1\r\n\r\n")
-    assert len(inbox.requests) == 2 and not inbox.has_begun
+    parser = RequestParser(Nobody())
+    parser.feed(request() + b"GET / HT")
+    assert len(parser.requests) == 1 and parser.has_begun
+    parser.feed(b"TP/1.1\r\n\r\n")
+    assert len(parser.requests) == 2 and not parser.has_begun
 
 
-def feed_until_refused(inbox: Inbox, endless: bytes) -> int:
-    """Feeds an inbox with the same again and again. Gives the bytes that it took."""
+def feed_until_refused(parser: RequestParser, endless: bytes) -> int:
+    """Feeds a parser with the same again and again. Gives the bytes that it took."""
     fed = 0
-    while inbox.failure is None:
+    while parser.failure is None:
         assert fed <= 2 * REQUEST_HEAD_BYTES_MAX
-        inbox.feed(endless)
+        parser.feed(endless)
         fed += len(endless)
     return fed
 
@@ -354,11 +354,11 @@ def feed_until_refused(inbox: Inbox, endless: bytes) -> int:
 @pytest.mark.parametrize("endless", [b"x" * 1024, MANY_HEADERS], ids=["a header", "headers"])
 def test_a_head_without_an_end_is_not_collected(endless: bytes) -> None:
     """R39, R42: it would fill the memory within its deadline."""
-    inbox = Inbox(Nobody())
-    inbox.feed(b"GET / HTTP/1.1\r\nX: ")
-    fed = feed_until_refused(inbox, endless)
-    assert fed > REQUEST_HEAD_BYTES_MAX - len(endless) or "too many" in str(inbox.failure)
-    assert not inbox.requests
+    parser = RequestParser(Nobody())
+    parser.feed(b"GET / HTTP/1.1\r\nX: ")
+    fed = feed_until_refused(parser, endless)
+    assert fed > REQUEST_HEAD_BYTES_MAX - len(endless) or "too many" in str(parser.failure)
+    assert not parser.requests
 
 
 @settings(max_examples=500, deadline=None)
@@ -366,13 +366,13 @@ def test_a_head_without_an_end_is_not_collected(endless: bytes) -> None:
 def test_any_bytes_are_requests_or_a_failure(content: bytes, cut: int) -> None:
     """R43: and never an exception; after a failure nothing more is taken for a request."""
     for sent in (content, b"POST / HTTP/1.1\r\n" + content, request() + content):
-        inbox = Inbox(Nobody())
-        inbox.feed(sent[:cut])
-        inbox.feed(sent[cut:])
-        count = len(inbox.requests)
-        if inbox.failure is not None:
-            inbox.feed(request())
-            assert len(inbox.requests) == count
+        parser = RequestParser(Nobody())
+        parser.feed(sent[:cut])
+        parser.feed(sent[cut:])
+        count = len(parser.requests)
+        if parser.failure is not None:
+            parser.feed(request())
+            assert len(parser.requests) == count
 
 
 async def test_half_a_request_holds_up_no_shutdown() -> None:
@@ -390,22 +390,25 @@ async def test_half_a_request_holds_up_no_shutdown() -> None:
 
 def test_a_tunnel_that_proposes_a_protocol_is_a_tunnel() -> None:
     """R43: it is refused like any other, and what came before it is not concerned."""
-    inbox = Inbox(Nobody())
+    parser = RequestParser(Nobody())
     tunnel = b"CONNECT a:80 HTTP/1.1\r\nHost: a\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\n"
-    inbox.feed(b"GET / HTTP/1.1\r\n\r\n" + tunnel + request())
-    assert [(each.method, each.keeps_alive) for each in inbox.requests] == [("GET", True), ("CONNECT", False)]
+    parser.feed(b"GET / HTTP/1.1\r\n\r\n" + tunnel + request())
+    assert [(each.method, each.keeps_alive) for each in parser.requests] == [
+        ("GET", True),
+        ("CONNECT", False),
+    ]
 
 
 def test_a_proposal_changes_nothing_else_of_its_request() -> None:
     """R43: an old client stays one, and who wants no further answer gets none."""
     proposal = b"Connection: close, Upgrade\r\nUpgrade: h2c\r\n\r\n"
     for version, keeps_alive in (("1.0", False), ("1.1", False)):
-        inbox = Inbox(Nobody())
-        inbox.feed(f"GET / HTTP/{version}\r\n".encode() + proposal)
-        assert [(each.version, each.keeps_alive) for each in inbox.requests] == [(version, keeps_alive)]
-    inbox = Inbox(Nobody())
-    inbox.feed(b"GET / HTTP/2.0\r\n" + proposal)
-    assert inbox.failure is not None
+        parser = RequestParser(Nobody())
+        parser.feed(f"GET / HTTP/{version}\r\n".encode() + proposal)
+        assert [(each.version, each.keeps_alive) for each in parser.requests] == [(version, keeps_alive)]
+    parser = RequestParser(Nobody())
+    parser.feed(b"GET / HTTP/2.0\r\n" + proposal)
+    assert parser.failure is not None
 
 
 @pytest.mark.parametrize("word", ["Connection", "connection", "Proxy-Connection", "PROXY-CONNECTION"])
@@ -413,13 +416,13 @@ def test_who_asks_to_stay_keeps_its_version(word: str) -> None:
     """R43: an old client that asks for it is no newer for that, whichever header it asks with."""
     asked = f"{word}: keep-alive\r\n\r\n".encode()
     for version, keeps_alive in (("1.0", False), ("1.1", True)):
-        inbox = Inbox(Nobody())
-        inbox.feed(f"GET / HTTP/{version}\r\n".encode() + asked)
-        assert [(each.version, each.keeps_alive) for each in inbox.requests] == [(version, keeps_alive)]
+        parser = RequestParser(Nobody())
+        parser.feed(f"GET / HTTP/{version}\r\n".encode() + asked)
+        assert [(each.version, each.keeps_alive) for each in parser.requests] == [(version, keeps_alive)]
     for version in ("0.9", "2.0"):
-        inbox = Inbox(Nobody())
-        inbox.feed(f"GET / HTTP/{version}\r\n".encode() + asked)
-        assert inbox.failure is not None and not inbox.requests
+        parser = RequestParser(Nobody())
+        parser.feed(f"GET / HTTP/{version}\r\n".encode() + asked)
+        assert parser.failure is not None and not parser.requests
 
 
 @pytest.mark.parametrize(
@@ -429,21 +432,21 @@ def test_who_asks_to_stay_keeps_its_version(word: str) -> None:
 )
 def test_trailers_without_an_end_are_not_collected(endless: bytes) -> None:
     """R39, R42: nobody reads them, and they would fill the memory behind a body that waits for its turn."""
-    inbox = Inbox(Nobody())
-    inbox.feed(b"PUT / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\nX: ")
-    fed = feed_until_refused(inbox, endless)
-    assert fed > REQUEST_HEAD_BYTES_MAX - len(endless) or "too many" in str(inbox.failure)
-    assert inbox.requests[0].failure is inbox.failure
+    parser = RequestParser(Nobody())
+    parser.feed(b"PUT / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\nX: ")
+    fed = feed_until_refused(parser, endless)
+    assert fed > REQUEST_HEAD_BYTES_MAX - len(endless) or "too many" in str(parser.failure)
+    assert parser.requests[0].failure is parser.failure
 
 
 def test_a_header_that_comes_again_and_again_is_not_longer_than_one_that_comes_once() -> None:
     """R42: putting thousands of values into one text would hold up everybody else."""
-    inbox = Inbox(Nobody())
-    inbox.feed(b"GET / HTTP/1.1\r\n" + b"X: yy\r\n" * (REQUEST_HEADER_BYTES_MAX // 2) + b"\r\n")
-    assert "too many" in str(inbox.failure)
-    inbox = Inbox(Nobody())
-    inbox.feed(b"GET / HTTP/1.1\r\n" + (b"X: " + b"y" * (REQUEST_HEADER_BYTES_MAX // 2) + b"\r\n") * 3)
-    assert "too long" in str(inbox.failure)
+    parser = RequestParser(Nobody())
+    parser.feed(b"GET / HTTP/1.1\r\n" + b"X: yy\r\n" * (REQUEST_HEADER_BYTES_MAX // 2) + b"\r\n")
+    assert "too many" in str(parser.failure)
+    parser = RequestParser(Nobody())
+    parser.feed(b"GET / HTTP/1.1\r\n" + (b"X: " + b"y" * (REQUEST_HEADER_BYTES_MAX // 2) + b"\r\n") * 3)
+    assert "too long" in str(parser.failure)
 
 
 @pytest.mark.parametrize("piece", [b"x", "é".encode()], ids=["letters", "bytes"])
@@ -453,15 +456,15 @@ def test_a_header_that_is_too_long_is_refused_behind_another_request_too(piece: 
     value = piece * (REQUEST_HEADER_BYTES_MAX // len(piece) + 1)
     sent = before + b"GET / HTTP/1.1\r\nX: " + value + b"\r\n\r\n"
     for cut in (0, 10, len(before), len(before) + 10, len(sent) - 2):
-        inbox = Inbox(Nobody())
-        inbox.feed(sent[:cut])
-        inbox.feed(sent[cut:])
-        assert "too long" in str(inbox.failure) and len(inbox.requests) == 2, cut
+        parser = RequestParser(Nobody())
+        parser.feed(sent[:cut])
+        parser.feed(sent[cut:])
+        assert "too long" in str(parser.failure) and len(parser.requests) == 2, cut
 
 
 def test_names_of_headers_are_remembered_only_if_they_are_short() -> None:
     """R42: what a stranger sends does not stay in memory."""
-    Inbox(Nobody()).feed(b"GET / HTTP/1.1\r\n" + b"x" * 30_000 + b": y\r\n\r\n")
+    RequestParser(Nobody()).feed(b"GET / HTTP/1.1\r\n" + b"x" * 30_000 + b": y\r\n\r\n")
     assert max(map(len, request_module._names), default=0) < 100
 
 
@@ -520,7 +523,7 @@ async def test_an_answer_that_was_begun_is_not_followed_by_another() -> None:
 
     async with (
         open_gateway() as opened,
-        listening(opened.gateway.frame.enter(Access.OPEN, break_off)) as port,
+        listening(opened.gateway.frame.wrap(Access.OPEN, break_off)) as port,
     ):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(request())
@@ -544,7 +547,7 @@ async def test_a_client_that_leaves_is_no_bug(caplog: pytest.LogCaptureFixture) 
             ended.set()
         return out
 
-    async with open_gateway() as opened, listening(opened.gateway.frame.enter(Access.OPEN, stream)) as port:
+    async with open_gateway() as opened, listening(opened.gateway.frame.wrap(Access.OPEN, stream)) as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(request())
         await ended.wait()

@@ -94,7 +94,7 @@ async def test_of_an_answer_that_came_at_once_a_turn_gives_out_a_share() -> None
         count()
         while True:
             if (piece := call.take()) is None:
-                await call.news()
+                await call.changed()
                 continue
             if not piece:
                 break

@@ -621,7 +621,7 @@ async def test_an_answer_that_was_there_and_not_seen_when_it_was_cut_is_cut(
     async with listening(says(OK, times=3)) as peer, asyncio.timeout(5):
         peer.host = host
         call = upstream.call(Outgoing(peer.endpoint, "POST", "/v1/x"))
-        looking = asyncio.ensure_future(call.head() if seen == "a head" else call.news())
+        looking = asyncio.ensure_future(call.head() if seen == "a head" else call.changed())
         await peer.heard.wait()
         await asyncio.wait({looking}, timeout=0.1)
         await asyncio.sleep(0.05)  # nobody can tell, without a look, that it has come
@@ -641,7 +641,7 @@ async def test_a_piece_that_comes_in_the_moment_of_a_cut_is_cut(upstream: Upstre
         peer.host = host
         call = upstream.call(Outgoing(peer.endpoint, "POST", "/v1/x"))
         await call.head()
-        news = asyncio.ensure_future(call.news())
+        news = asyncio.ensure_future(call.changed())
         news.add_done_callback(lambda _news: call.abort())
         await news
         with pytest.raises(UpstreamFailed) as caught:
@@ -694,7 +694,7 @@ async def test_what_comes_while_nobody_looks_is_dropped_by_abort(
     async with listening(answer) as peer, asyncio.timeout(5):
         peer.host = host
         call = upstream.call(Outgoing(peer.endpoint, "POST", "/v1/x"), deadlines=Deadlines())
-        looking = asyncio.ensure_future(call.news())
+        looking = asyncio.ensure_future(call.changed())
         await peer.heard.wait()
         looking.cancel()
         await asyncio.sleep(0.1)  # nobody can tell, without a look, that it has come

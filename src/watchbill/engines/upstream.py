@@ -116,7 +116,7 @@ class Call:
 
         call.poll()          0 until the answer's head is there; the first poll sends the request
         call.take()          None until a piece is there, nothing at the answer's end
-        await call.news()    waits for either; the next poll or take tells what went wrong
+        await call.changed() waits for either; the next poll or take tells what went wrong
 
     `head`, `chunk` and `read` do the waiting for callers with nothing else to do. A caller that stops waiting (a
     timeout of its own) may go on later: nothing is sent twice. Every failure is UpstreamFailed.
@@ -181,7 +181,7 @@ class Call:
             self._pool.closes = True
         self._connection, self._is_again = None, True
 
-    def news(self) -> Awaitable[None]:
+    def changed(self) -> Awaitable[None]:
         """Waits for a head, a piece, the end or a failure. One caller waits at a time."""
         connection = self._connection
         return self._connect() if connection is None else connection.changed()
@@ -261,13 +261,13 @@ class Call:
     async def head(self) -> int:
         """Waits for the answer's status."""
         while not (status := self.poll()):
-            await self.news()
+            await self.changed()
         return status
 
     async def chunk(self) -> bytes:
         """Waits for the next piece of the answer, empty at its end."""
         while (piece := self.take()) is None:
-            await self.news()
+            await self.changed()
         return piece
 
     async def read(self, limit_bytes: int = UPSTREAM_ANSWER_BYTES_MAX) -> bytes:

@@ -110,7 +110,7 @@ class Gateway(Services):
         self._llama_swap, self._lmstudio = LlamaSwapApi(self), LmStudioApi(self)
         self._served = self._serve_all()
         #: Answers a request, whatever its address.
-        self.handle: Handle = self._served.enter
+        self.handle: Handle = self._served.answer
 
     @property
     def listeners(self) -> int:
@@ -308,7 +308,7 @@ class Gateway(Services):
     def _serve_all(self) -> Routes:
         served = Routes(self._answer_other())
         for method, path, access, handler in self.routes():
-            handle = self.frame.enter(access, handler)
+            handle = self.frame.wrap(access, handler)
             for address in (path, LANE_PREFIX + path) if path.startswith(("/v1/", "/api/")) else (path,):
                 served.add(method, address, handle)
         return served
@@ -325,8 +325,8 @@ class Gateway(Services):
 
     def _answer_other(self) -> Handle:
         """Answers preflights, wrong methods and unknown addresses."""
-        lost = self.frame.enter(Access.KEY, self.lost)
-        wrong = self.frame.enter(Access.KEY, self.wrong_method)
+        lost = self.frame.wrap(Access.KEY, self.lost)
+        wrong = self.frame.wrap(Access.KEY, self.wrong_method)
 
         async def handle(request: Request) -> Answer:
             try:

@@ -297,7 +297,7 @@ def parse_object(body: bytes | bytearray, *, is_disguised: bool | None = None) -
         _check_depth(found)
     if is_disguised is None:
         is_disguised = ESCAPED_NAME.search(body) is not None
-    if is_disguised or _may_have_twins(body, found):
+    if is_disguised or _may_repeat_a_key(body, found):
         _check_duplicates(body)
     return found
 
@@ -339,7 +339,7 @@ class JsonSender(msgspec.Struct, frozen=True):
         return Outgoing(start.endpoint, "POST", self.path, encode(content))
 
 
-def _may_have_twins(body: bytes | bytearray, found: dict[str, object]) -> bool:
+def _may_repeat_a_key(body: bytes | bytearray, found: dict[str, object]) -> bool:
     """Whether a key that we act on seems to be there twice: a quick look that spares most bodies the slow one."""
     for name in found:  # noqa: SIM110  any() would take twice the time
         if name in _INTERPRETED and body.count(_INTERPRETED[name]) > 1:
@@ -363,11 +363,11 @@ def _check_depth(value: dict[str, object]) -> None:
 
 
 def _check_duplicates(body: bytes | bytearray) -> None:
-    def refuse_twins(pairs: list[tuple[str, object]]) -> None:
+    def refuse_repeated(pairs: list[tuple[str, object]]) -> None:
         if len({name for name, _ in pairs}) != len(pairs):
             raise RequestError("the body has the same key twice")
 
     try:
-        json.loads(body, object_pairs_hook=refuse_twins)
+        json.loads(body, object_pairs_hook=refuse_repeated)
     except ValueError as error:  # what msgspec lets pass and the standard library does not: endless digits
         raise RequestError(f"the body is not JSON: {error}") from None

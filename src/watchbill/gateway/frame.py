@@ -1,6 +1,6 @@
 """The frame of every request: the handler that serves its address, and what happens around that handler.
 
-`Frame.carry` is the one way in which work is open, wherever it comes from: a client, a line of a batch, or a response
+`Frame.run` is the one way in which work is open, wherever it comes from: a client, a line of a batch, or a response
 that is made in the background. It counts the work, makes an answer of what goes wrong, and frees at its end what the
 work held. Requests of clients are admitted by their key, and may bring an id of their own.
 """
@@ -51,7 +51,7 @@ class Routes:
         else:
             self._fixed[method, pattern] = handle
 
-    def enter(self, request: Request) -> Awaitable[Answer]:
+    def answer(self, request: Request) -> Awaitable[Answer]:
         """Answers a request by the handler of its address."""
         found = self._fixed.get((request.method, request.target))
         return (found or self._find(request))(request)
@@ -107,7 +107,7 @@ class Frame:
         self.open_requests = 0
         self.emptied = asyncio.Event()  # set when the last open request is over
 
-    def enter(self, access: Access, handler: Handler) -> Handle:
+    def wrap(self, access: Access, handler: Handler) -> Handle:
         """Wraps a handler: checks access before it, turns what it raises into answers, writes the access log."""
         loop = asyncio.get_running_loop()
 
@@ -129,14 +129,14 @@ class Frame:
                 return response
 
         async def handle(request: Request) -> Answer:
-            response = await self.carry(RequestContext(request, loop.time()), admitted, self._refuse)
+            response = await self.run(RequestContext(request, loop.time()), admitted, self._refuse)
             if self.closing.is_set() and not response.is_begun:
                 response.closes = True
             return response
 
         return handle
 
-    async def carry(
+    async def run(
         self,
         context: RequestContext,
         work: Callable[[RequestContext], Awaitable[Outcome]],

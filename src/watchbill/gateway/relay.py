@@ -155,7 +155,7 @@ class Relay(AbstractContextManager["Relay", None]):
         assert self._call is not None
         try:
             while (piece := self._take(self._call)) is None:
-                await self._call.news()
+                await self._call.changed()
         except UpstreamFailed as error:
             raise self._reason(error) from None
         self._listen(piece)
@@ -169,7 +169,7 @@ class Relay(AbstractContextManager["Relay", None]):
         is_overheard = self.tap is not None or self.tokens is not None or self.charging is not None
         while True:
             while (piece := self._poll()) is None:
-                await self._news()
+                await self._changed()
             if make is not None and self.is_stream:
                 self.ticket.hear()
                 collector = collector or make()
@@ -199,7 +199,7 @@ class Relay(AbstractContextManager["Relay", None]):
                         piece = b""
                         continue
                     while (piece := self._take(call)) is None:
-                        await call.news()
+                        await call.changed()
                     if piece and resume is None:
                         self.ticket.first_byte()  # what is half made would be made twice: it runs to its end
                 else:
@@ -329,11 +329,11 @@ class Relay(AbstractContextManager["Relay", None]):
     async def _advance(self) -> bytes:
         """Goes on from where it was interrupted, to the first piece of the answer."""
         while (piece := self._poll()) is None:
-            await self._news()
+            await self._changed()
         return piece
 
     def _poll(self) -> bytes | None:
-        """The first piece of the answer, None for who has to wait for `_news` of it."""
+        """The first piece of the answer, None while it has to wait for `_changed`."""
         try:
             call = self._call
             if call is None:
@@ -364,10 +364,10 @@ class Relay(AbstractContextManager["Relay", None]):
         if self._start is not None and self._start.tier is Tier.PEER:
             raise UpstreamFailed(FailureKind.CLOSED, "the peer does not know the lease any more")
 
-    def _news(self) -> Awaitable[object]:
-        """Of the turn, or of the answer."""
+    def _changed(self) -> Awaitable[object]:
+        """Waits for the turn, or for more of the answer."""
         if self._call is not None:
-            return self._call.news()
+            return self._call.changed()
         start = self.ticket.start
         if start is None:
             return self.ticket.granted()

@@ -42,7 +42,7 @@ class _NoClient:
     def remote(self) -> str:
         return "batch"
 
-    async def body_news(self, request: Request, /) -> None:
+    async def wait_for_body(self, request: Request, /) -> None:
         raise AssertionError("the body of an unsent request is whole")
 
     async def send(self, content: bytes, /) -> None:

@@ -13,7 +13,7 @@ from contextlib import suppress
 from typing import Protocol, cast
 
 from watchbill.errors import ReceiptTimeout, ShuttingDown, TheirsError
-from watchbill.gateway.http.messages import Answer, Inbox, Request, Response
+from watchbill.gateway.http.messages import Answer, Request, RequestParser, Response
 from watchbill.gateway.limits import CLIENT_TURN_BYTES, LINGER_MS, REQUEST_BUFFER_BYTES_MAX
 
 __all__ = ["ClientConnection", "Handle", "Patience", "Refuse"]
@@ -36,8 +36,8 @@ class ClientConnection(asyncio.Protocol):
     """Serves one client."""
 
     __slots__ = (
-        "_answering", "_backlog", "_blocked_since", "_connections", "_drained", "_gone", "_handle", "_inbox",
-        "_is_held", "_is_leaving", "_is_paused", "_is_ready", "_loop", "_refusal", "_refuse", "_remote", "_seen",
+        "_answering", "_backlog", "_blocked_since", "_connections", "_drained", "_gone", "_handle", "_is_held",
+        "_is_leaving", "_is_paused", "_is_ready", "_loop", "_parser", "_refusal", "_refuse", "_remote", "_seen",
         "_since", "_task", "_tunnel", "_unread", "_waiter", "transport",
     )  # fmt: skip
 
@@ -54,7 +54,7 @@ class ClientConnection(asyncio.Protocol):
         self._handle = handle
         self._refuse = refuse
         self._connections = connections
-        self._inbox = Inbox(self)
+        self._parser = RequestParser(self)
         self._refusal = refusal  # why the connection is refused
         self._answering: Request | None = None
         self._is_ready = False  # the answer is complete, and the client reads slowly
@@ -108,7 +108,7 @@ class ClientConnection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self.transport = None
         self._connections.discard(self)
-        self._inbox.close()
+        self._parser.close()
         self._backlog = None
         self.resume_writing()
         if self._gone is not None and not self._gone.done():
@@ -146,9 +146,9 @@ class ClientConnection(asyncio.Protocol):
             self.transport.resume_reading()
 
     def _hear(self, data: bytes) -> None:
-        inbox = self._inbox
-        inbox.feed(data)
-        if inbox.held > REQUEST_BUFFER_BYTES_MAX and not self._is_paused and self.transport is not None:
+        parser = self._parser
+        parser.feed(data)
+        if parser.held > REQUEST_BUFFER_BYTES_MAX and not self._is_paused and self.transport is not None:
             self._is_paused = True
             self.transport.pause_reading()
         self._wake()
@@ -205,19 +205,19 @@ class ClientConnection(asyncio.Protocol):
             self._answering = None
 
     async def _answer_all(self) -> None:
-        inbox, handle = self._inbox, self._handle
+        parser, handle = self._parser, self._handle
         while not self._is_leaving:
-            if not inbox.requests:
-                if inbox.failure is not None:
-                    self._send_away(inbox.failure)
+            if not parser.requests:
+                if parser.failure is not None:
+                    self._send_away(parser.failure)
                     return
-                inbox.held = 0
+                parser.held = 0
                 if self._is_paused:
                     self._resume()
                 waiter = self._waiter = self._loop.create_future()
                 await waiter
                 continue
-            request = self._answering = inbox.requests.popleft()
+            request = self._answering = parser.requests.popleft()
             answer = await handle(request)
             rest = self._write(request, answer)
             self._is_ready = True
@@ -231,7 +231,7 @@ class ClientConnection(asyncio.Protocol):
                 self._leave(request)
             elif not request.is_whole:
                 await self._read_over(request)
-            if inbox.requests:
+            if parser.requests:
                 await asyncio.sleep(0)  # requests that were sent together are answered one in a turn
             self._answering = None
             del request, answer, rest  # a connection that only waits holds neither
@@ -302,12 +302,12 @@ class ClientConnection(asyncio.Protocol):
         finally:
             self._drained = None
 
-    async def body_news(self, request: Request) -> None:
+    async def wait_for_body(self, request: Request) -> None:
         """Waits for more of a body. A client that asked with Expect whether to send it is told to continue."""
         if request.headers.pop("expect", "").lower() == "100-continue" and request.version == "1.1":
             await self.send(b"HTTP/1.1 100 Continue\r\n\r\n")
             return  # more may have arrived meanwhile
-        self._inbox.held = 0
+        self._parser.held = 0
         self._resume()
         waiter = self._waiter = self._loop.create_future()
         await waiter
@@ -321,7 +321,7 @@ class ClientConnection(asyncio.Protocol):
 
     def look(self, now: float, patience: Patience) -> None:
         """Ends the connection when its client is late."""
-        transport, inbox = self.transport, self._inbox
+        transport, parser = self.transport, self._parser
         if transport is None:
             return
         if self._blocked_since is not None:
@@ -331,8 +331,8 @@ class ClientConnection(asyncio.Protocol):
             self._unread = unread
             if now - self._blocked_since > patience.stall_s:
                 transport.abort()
-        is_served = self._answering is not None or bool(inbox.requests)
-        seen = (inbox.heads, inbox.has_begun, is_served, self._is_leaving)
+        is_served = self._answering is not None or bool(parser.requests)
+        seen = (parser.heads, parser.has_begun, is_served, self._is_leaving)
         if seen != self._seen:
             self._seen, self._since = seen, now
         lasts_s = now - self._since
@@ -341,9 +341,9 @@ class ClientConnection(asyncio.Protocol):
                 transport.abort()  # it does not read its last answer
         elif is_served:
             pass  # a body and an answer have deadlines of their own
-        elif inbox.has_begun or not inbox.heads:
+        elif parser.has_begun or not parser.heads:
             if lasts_s > patience.header_s:
-                inbox.fail(ReceiptTimeout("the headers did not arrive in time"))
+                parser.fail(ReceiptTimeout("the headers did not arrive in time"))
                 self._wake()
         elif lasts_s > patience.idle_s:
             self._is_leaving = True
@@ -351,8 +351,8 @@ class ClientConnection(asyncio.Protocol):
 
     def stop_receiving(self) -> None:
         """Stops waiting for bytes from the client. A request that has arrived completely is still answered."""
-        if self._inbox.receiving is not None:
-            self._inbox.fail(ShuttingDown())
+        if self._parser.receiving is not None:
+            self._parser.fail(ShuttingDown())
             self._wake()
 
     def close(self) -> "tuple[asyncio.Future[None], asyncio.Future[None]]":

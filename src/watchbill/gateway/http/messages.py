@@ -1,8 +1,8 @@
 """HTTP messages: requests as clients send them, and answers as they get them. Does no I/O of its own.
 
-`Inbox` owns httptools' parser and every bound on a head. A request is available as soon as its head is complete; its
-body follows. The result does not depend on how the bytes were split. Bytes that are not HTTP, or are ambiguous, end the
-inbox: nothing after them is parsed. Never decompresses, never changes protocols.
+`RequestParser` owns httptools' parser and every bound on a head. A request is available once its head is complete;
+its body follows. The result does not depend on how the bytes were split. Bytes that are not HTTP, or are ambiguous, end
+it: nothing after them is parsed. Never decompresses, never changes protocols.
 
 Answers are complete (`Response`) or sent in pieces (`Stream`). `Answer` owns how a head is written.
 """
@@ -30,7 +30,7 @@ from watchbill.gateway.limits import (
     REQUEST_LINE_BYTES_MAX,
 )
 
-__all__ = ["MAIN_DOOR", "Answer", "Door", "Inbox", "Line", "Request", "Response", "Stream", "header"]
+__all__ = ["MAIN_DOOR", "Answer", "Door", "Line", "Request", "RequestParser", "Response", "Stream", "header"]
 
 _NO_VARIABLES: Mapping[str, str] = MappingProxyType({})
 
@@ -45,7 +45,7 @@ class Line(Protocol):
         """The client's address."""
         ...
 
-    async def body_news(self, request: "Request", /) -> None:
+    async def wait_for_body(self, request: "Request", /) -> None:
         """Waits for more of a request's body, or until no more can come."""
         ...
 
@@ -143,7 +143,7 @@ class Request:
                 return b""
             if self.failure is not None:
                 raise self.failure
-            await self.connection.body_news(self)
+            await self.connection.wait_for_body(self)
         taken = b"".join(self.pieces)
         self.pieces.clear()
         return taken
@@ -156,8 +156,8 @@ _VERSIONS = frozenset({"1.1", "1.0"})
 _NAME_BYTES_MAX = 64
 
 
-class Inbox:
-    """One connection's requests, in the order in which they came."""
+class RequestParser:
+    """Makes requests of one connection's bytes, and holds them in the order in which they came."""
 
     __slots__ = (
         "_head_bytes", "_header_count", "_headers", "_line", "_parser", "_proposal", "_target", "_wants_websocket",
@@ -208,7 +208,7 @@ class Inbox:
                 self.receiving.failure = error
 
     def close(self) -> None:
-        """Drops everything after the connection has ended, also the parser, which refers back to this inbox."""
+        """Drops everything after the connection has ended, also the parser, which refers back to this one."""
         self.fail(_no_request("the connection has ended"))
         self.requests.clear()
         self.receiving = None

@@ -89,7 +89,7 @@ class _Call:
 
     async def reply(self) -> Reply:
         """The answer. Raises NotNow."""
-        return await self._services.frame.carry(self._context, self._ask, self._refused)
+        return await self._services.frame.run(self._context, self._ask, self._refused)
 
     async def _ask(self, context: RequestContext) -> Reply:
         context.key = key_of(self._services, self._question.owner, "batch")

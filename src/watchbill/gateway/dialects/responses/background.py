@@ -124,7 +124,7 @@ class Background:
             return _Made(error.status, self._collecting.failed(error))
 
         try:
-            self._final = (await self._services.frame.carry(self._work, ask, refused)).final
+            self._final = (await self._services.frame.run(self._work, ask, refused)).final
         except asyncio.CancelledError:
             if not self._is_parked:
                 self._final = self._collecting.cancelled()
