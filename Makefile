@@ -7,6 +7,9 @@ PYTHON ?= $(shell for python in $(DEBIAN_PYTHON) python3.11 python3; do \
 	"$$python" -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && \
 	command -v "$$python" && break; done)
 BIN := .venv/bin
+# Containers often tell Python to keep no compiled files. Then each start of the daemon would compile everything anew:
+# 2 s of computing in place of 0.7.
+export PYTHONDONTWRITEBYTECODE :=
 ARGS ?=
 BENCH ?= gateway scheduler traffic scale spool loops promises plans
 # Test processes at once: one more than a small machine has cores, because many tests wait.

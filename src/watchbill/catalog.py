@@ -44,6 +44,11 @@ class WorkClass(IntEnum):
     LEASED = 3  # another machine's work
     ROTATION = 4  # our own background rotation
 
+    @property
+    def makes_way(self) -> bool:
+        """Whether its answers stop at a boundary when they are in the way, and are continued: no person reads along."""
+        return self > 0
+
 
 class Tier(StrEnum):
     """Where a request runs."""

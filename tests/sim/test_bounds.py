@@ -56,15 +56,16 @@ def test_background_work_that_makes_way_again_and_again_still_ends_within_its_bo
     assert not world.judge.broken
 
 
+@pytest.mark.parametrize("asked_for", ["work", "talk"])
 def test_a_long_answer_of_a_plan_makes_way_for_a_person_and_goes_on_afterwards(
-    world_of: WorldOf, model: ModelOf
+    world_of: WorldOf, model: ModelOf, asked_for: str
 ) -> None:
-    """LANE-04, RES-12: chat stays ahead of plans also where a plan's answer has the only slot, and it is told so."""
+    """LANE-04, RES-12: chat stays ahead of plans also where a plan's answer has the only slot, or all the memory."""
     lanes = {"chat": lane("chat", WorkClass.INTERACTIVE, 120_000), "plans": PLANS_LANE}
-    world = world_of(model("work"), load_ms=500, lanes=lanes)
+    world = world_of(model("work"), model("talk"), load_ms=500, lanes=lanes)
     asked = world.arrive("work", 300_000, lane="plans")
     world.run(30_000)
-    person = world.arrive("work", 1_000, lane="chat")
+    person = world.arrive(asked_for, 1_000, lane="chat")
     world.run(60_000)
     assert person.ended_at is not None and person.ended_at - person.request.arrived_at <= BOUNDARY_MS + 3_000
     world.run(700_000)

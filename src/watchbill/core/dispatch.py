@@ -118,7 +118,7 @@ class Dispatch:
     def _could_make_way(model: ModelState) -> bool:
         if not any(s.line.counts[WorkClass.INTERACTIVE] for s in (model, *model.companion_sets)):
             return False
-        return any(r.request.work_class > WorkClass.INTERACTIVE for r in model.running.values())
+        return any(r.request.work_class.makes_way for r in model.running.values())
 
     def _make_way(self, model: ModelState, request: Request, now: int) -> None:
         """Has the work of plans and of the background make way for a person: at once before its answer begins, then at
@@ -127,7 +127,7 @@ class Dispatch:
             return  # in strict order the older one would be granted and cut again without end
         if model.lingering or any(running.cut is not None for running in model.running.values()):
             return  # a slot is about to become free
-        lower = [r for r in model.running.values() if r.request.work_class > WorkClass.INTERACTIVE]
+        lower = [r for r in model.running.values() if r.request.work_class.makes_way]
         for running in lower:
             if not running.begun and running.is_patient:
                 self._state.cut(running, CutKind.REQUEUE, now)

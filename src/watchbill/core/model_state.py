@@ -547,9 +547,7 @@ class ModelState(CandidateState):
             usual = self.service.ms * self.batch_factor(len(self.running))
             left = max(usual, now - running.since)
             is_person = running.request.work_class is _INTERACTIVE
-            if running.request.work_class >= WorkClass.BACKGROUND or not (
-                running.begun or (is_person and self.finishes_soon)
-            ):
+            if not (is_person and (running.begun or self.finishes_soon)):
                 left = min(left, BOUNDARY_MS)
             longest = max(longest, left)
         return longest

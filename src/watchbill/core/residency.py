@@ -265,8 +265,8 @@ class Residency:
         return is_turn and running.request.work_class is WorkClass.INTERACTIVE and model.finishes_soon
 
     def _can_continue(self, request: Request) -> bool:
-        """Whether an answer may stop at a boundary: background work, unless its model was removed from the config."""
-        return request.work_class >= WorkClass.BACKGROUND and self._state.missing_of(request) is None
+        """Whether an answer may stop at a boundary: not if its model was removed from the config."""
+        return request.work_class.makes_way and self._state.missing_of(request) is None
 
     def _note_evict(self, model: ModelState, why: Reason | str, size: int, cause: Cause) -> None:
         self._state.note(JournalEvent.EVICT, why, model, size=size, cause=cause)

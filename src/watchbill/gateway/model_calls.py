@@ -263,7 +263,7 @@ class ModelCalls:
                     self._choices(context, ticket.model),
                 )
                 relay.tokens = TokenCount(metered.spend, foretold, choices=choices)
-        if ticket.request.work_class > _INTERACTIVE:
+        if ticket.request.work_class.makes_way:
             relay.resume = Resumption(ticket.model, services.not_continued)
         if driver.catalog.tiers:
             relay.charging = services.charging
