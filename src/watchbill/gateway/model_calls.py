@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from watchbill.catalog import WorkClass
 from watchbill.decodable import is_decodable, json_decoder
 from watchbill.engines.limits import ERROR_BYTES_MAX, UPSTREAM_ANSWER_BYTES_MAX
 from watchbill.engines.statuses import Said
@@ -55,7 +54,6 @@ _JSON = "application/json"
 _END_BYTES = 1024
 #: Batching stages pays off from this many concurrent requests.
 _CROWD = 4
-_INTERACTIVE = WorkClass.INTERACTIVE  # a look into an enum takes five times longer, for every request
 
 
 class Whole(msgspec.Struct, frozen=True, gc=False):
