@@ -1,8 +1,8 @@
 """The agent: claims tasks, runs each in a process tree of its own, and reports how it ended. It never retries.
 
-    join        refuse to be the second of its name; report what the former life held as lost
+    join        refuse to be the second of its name (`rivals`); report what the former life held as lost
     work        report and claim, at once when a task ends or the queue changes
-    care        every 5 s: signals, revoked tasks, health; the heartbeat, at the latest every 30 s
+    care        every 5 s: signals, revoked tasks, its `hold`, health; the heartbeat, at the latest every 30 s
     leave       let tasks end or end them, report, show that nobody is here
 
 Files are touched by one thread only (`file_thread`, `desk`), processes by one guard only (`processes.crew`); what needs
@@ -17,27 +17,27 @@ import logging
 import os
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from watchbill.errors import OursError
-from watchbill.files.atomic import replace_file
 from watchbill.files.host import boot_id, host_name, start_time
 from watchbill.fleet import limits
 from watchbill.fleet.agent.ahead import Ahead
 from watchbill.fleet.agent.desk import Desk, Look
 from watchbill.fleet.agent.file_thread import FileThread
 from watchbill.fleet.agent.ground import Ground
+from watchbill.fleet.agent.hold import Hold
 from watchbill.fleet.agent.memory import Memory, NoDevice
 from watchbill.fleet.agent.model_work import ModelWork
+from watchbill.fleet.agent.rivals import Rivals
 from watchbill.fleet.agent.work import ON_GPU, Fate, Finished, Prepared, Setting
 from watchbill.fleet.door.arrivals import Arrivals
 from watchbill.fleet.folder import places
-from watchbill.fleet.folder.agent_report import HELD, STOPPED, ActiveTask, AgentReport, HeldWhy, OnHold
+from watchbill.fleet.folder.agent_report import HELD, STOPPED, ActiveTask, AgentReport
 from watchbill.fleet.folder.headway import Headway
-from watchbill.fleet.folder.heartbeat import Heartbeat, Pulse, kernel_says
+from watchbill.fleet.folder.heartbeat import Heartbeat, Pulse
 from watchbill.fleet.folder.results import End, Result
 from watchbill.fleet.folder.signals import Order, Signal
 from watchbill.fleet.logs import Part
@@ -70,18 +70,6 @@ class AgentOptions:
     def told_root(self) -> str:
         """The shared folder in commands for people."""
         return str(self.root) if self.ground is None else self.ground.told_root
-
-
-@dataclass(frozen=True, slots=True)
-class _Hold:
-    """Why this agent claims nothing, and until when by its monotonic clock."""
-
-    why: HeldWhy
-    until: float | None = None
-
-    def shown(self) -> OnHold:
-        left_ms = None if self.until is None else max(0, round((self.until - time.monotonic()) * 1000))
-        return OnHold(self.why, left_ms)
 
 
 @dataclass(slots=True)
@@ -123,9 +111,7 @@ class Agent:
         self._lease_sent_at = 0.0
         self._completed = self._failed = 0
         self._sandboxes: frozenset[Sandbox] = frozenset()
-        self._held_file = options.folder / "held"
-        self._hold = _Hold(HeldWhy.PERSON) if self._held_file.exists() else None
-        self._is_on_probation = False  # after a hold for failures, until a task succeeds
+        self._hold = Hold(options.name, options.told_root, options.folder, self._on_hold)
         self._health = Health.HEALTHY  # of the device, as it was last told
         self._is_leaving = False
         self._found_nothing = False
@@ -141,15 +127,16 @@ class Agent:
         """Serves until it is told to leave. Raises OursError when it must not start, OSError when it cannot."""
         options = self._options
         self._desk = desk = await self._files.do(lambda: Desk(options.root, options.name, options.ground))
-        await self._refuse_a_rival(desk)
-        self._refuse_a_taken_card(await self._files.do(desk.others))
+        rivals = Rivals(options.name, options.told_root, options.folder, self._files, desk.former)
+        await rivals.refuse_namesake(self._goes_on)
+        rivals.refuse_taken_card(self._memory.state.devices, await self._files.do(desk.others))
         self._sandboxes = await asyncio.to_thread(_sandboxes)
         self._crew.open()
         try:
             lost = await self._files.do(lambda: desk.join(options.cpu_slots))
             for name in lost:
                 _LOG.info("reported as lost, from the life before: %s", name)
-            await self._files.do(lambda: replace_file(self._boot_file, boot_id().encode()))
+            await self._files.do(rivals.note_boot)
             self._listen(await self._files.do(desk.watch))
             await self._serve(desk)
         finally:
@@ -180,10 +167,7 @@ class Agent:
     async def _serve(self, desk: Desk) -> None:
         await self._beat(desk)
         _LOG.info("%s is ready: %s cpu slots", self._options.name, self._options.cpu_slots)
-        if self._hold is not None:
-            _LOG.warning(
-                "it was told to hold before this start, and claims nothing until: %s", self._how_to_lift()
-            )
+        self._hold.tell_at_start()
         async with asyncio.TaskGroup() as cycles:
             work = cycles.create_task(self._work_cycle(desk))
             care = cycles.create_task(self._care_cycle(desk))
@@ -203,66 +187,12 @@ class Agent:
         except (OSError, TimeoutError) as error:
             _LOG.warning("left without a last report: %s", error or "the shared folder hangs")
 
-    async def _refuse_a_rival(self, desk: Desk) -> None:
-        """Raise OursError when another agent of this name lives: its kernel says so, or its heartbeat moves."""
-        former = await self._files.do(desk.former)
-        if former is None or former.report.state == STOPPED:
-            return
-        pulse, name = former.pulse, self._options.name
-        if pulse.boot_id == boot_id():
-            if pulse.pid != os.getpid() and kernel_says(pulse.pid, pulse.start_time):
-                raise self._rival(former)
-            return
-        if pulse.boot_id == await self._files.do(self._former_boot):
-            return  # our own, before this machine was started anew
-        seconds = limits.AGENT_RIVAL_WATCH_MS // 1000
-        host = former.report.host or "another machine"
-        _LOG.info("an agent %s was seen on %s: watching for %s s", name, host, seconds)
-        await self._watch_rival(desk, pulse)
-
-    def _refuse_a_taken_card(self, others: Mapping[str, Heartbeat]) -> None:
-        """Raise OursError when a card of ours belongs to another agent that lives on this machine: both would count its
-        whole budget. Agents of other machines have other cards by the same names."""
-        own = {device for device in self._memory.state.devices if device.startswith("gpu")}
-        for name, heartbeat in others.items():
-            pulse, taken = heartbeat.pulse, sorted(own.intersection(heartbeat.report.devices))
-            is_here = pulse.boot_id == boot_id() and heartbeat.report.state != STOPPED
-            if taken and is_here and kernel_says(pulse.pid, pulse.start_time):
-                stop = places.fleet_command(self._options.told_root, "signal", name, "stop")
-                raise OursError(
-                    f"{taken[0]} belongs to the agent {name}, which runs with pid {pulse.pid}",
-                    hint=f"stop that one with {stop}, or give this one another card",
-                )
-
-    def _rival(self, rival: Heartbeat) -> OursError:
-        """That another agent of this name lives, and where."""
-        name, host = self._options.name, rival.report.host
-        where = f"on the host {host} " if host else ""
-        stop = places.fleet_command(self._options.told_root, "signal", name, "stop")
-        return OursError(
-            f"an agent {name} runs already, {where}with pid {rival.pulse.pid}",
-            hint=f"stop that one with {stop}, or give this one another name",
-        )
-
-    async def _watch_rival(self, desk: Desk, pulse: Pulse) -> None:
-        deadline = time.monotonic() + limits.AGENT_RIVAL_WATCH_MS / 1000
-        while time.monotonic() < deadline and not self._is_leaving:
-            now = await self._files.do(desk.former)
-            if now is not None and now.pulse != pulse:
-                raise self._rival(now)
-            await self._pause(self._care, limits.AGENT_POLL_BUSY_MS)
-
-    @property
-    def _boot_file(self) -> Path:
-        return self._options.folder / "boot"
-
-    def _former_boot(self) -> str:
-        try:
-            return self._boot_file.read_text()
-        except FileNotFoundError:
-            return ""
-
     # ------------------------------------------------------------ waking
+
+    async def _goes_on(self) -> bool:
+        """Waits a moment, and says whether the agent is not to leave."""
+        await self._pause(self._care, limits.AGENT_POLL_BUSY_MS)
+        return not self._is_leaving
 
     def _wake(self) -> None:
         self._work.set()
@@ -365,7 +295,7 @@ class Agent:
             self._work_again_in(left_s)
 
     def _may_start(self) -> bool:
-        return not self._is_leaving and self._hold is None and self._fault is None and self._crew.is_open
+        return not self._is_leaving and not self._hold and self._fault is None and self._crew.is_open
 
     async def _report_and_claim(
         self, desk: Desk, finished: deque[Finished], standing: Standing | None
@@ -403,9 +333,9 @@ class Agent:
         llm_tasks = classes.count(TaskClass.LLM)
         standing = Standing(
             self._options.name,
-            cpu_slots_free=self._slots_free() + (0 if self._is_on_probation else self._ahead.room()),
-            is_held=self._hold is not None,
-            takes_one=self._is_on_probation,
+            cpu_slots_free=self._slots_free() + (0 if self._hold.is_on_probation else self._ahead.room()),
+            is_held=bool(self._hold),
+            takes_one=self._hold.is_on_probation,
             only_addressed=self._options.name == places.BRAIN,
             has_device=state.is_open,
             health=state.health,
@@ -419,7 +349,7 @@ class Agent:
             vram_mb_free=state.budget_mb - sum(each.prepared.slip.vram_mb for each in gpu_tasks),
         )
         is_full = standing.cpu_slots_free <= 0 and not standing.has_device
-        is_trying = self._is_on_probation and bool(self._running)
+        is_trying = self._hold.is_on_probation and bool(self._running)
         return None if is_full or is_trying else standing
 
     def _setting(self) -> Setting:
@@ -469,7 +399,7 @@ class Agent:
     def _count(self, result: Result) -> None:
         if result.end is End.DONE:
             self._completed += 1
-            self._is_on_probation = False
+            self._hold.is_on_probation = False
         else:
             self._failed += 1
         _WORKER.log(
@@ -558,7 +488,7 @@ class Agent:
             await self._obey(desk, signal)
         await self._confirm(desk)
         await self._show_output_so_far(desk)
-        self._end_hold_in_time()
+        self._hold.end_in_time()
         self._tell_health()
         if time.monotonic() >= self._beat_due_at or self._fault is not None:
             await self._beat(desk)
@@ -633,7 +563,7 @@ class Agent:
             case Order.STOP:
                 self.leave()
             case Order.HOLD | Order.RESUME:
-                await self._obey_hold(signal)
+                await self._hold.obey(signal, self._files)
             case Order.ABORT | Order.KILL:
                 if self._is_ahead(signal.task) or desk.is_bringing(signal.task):
                     return  # it starts or goes back in a moment: the next look at the signals finds the task or not
@@ -642,41 +572,10 @@ class Agent:
                     return
         await self._files.do(lambda: desk.obeyed(signal))
 
-    async def _obey_hold(self, signal: Signal) -> None:
-        """A person's word counts for more than the coordinator's: neither its hold nor its resume changes it."""
-        is_persons = self._hold is not None and self._hold.why is HeldWhy.PERSON
-        if signal.why is HeldWhy.FAILURES and is_persons:
-            return
-        if signal.order is Order.RESUME:
-            if self._hold is not None:
-                _LOG.info("told to claim again: it goes on")
-            await self._files.do(lambda: self._held_file.unlink(missing_ok=True))
-            self._set_hold(None)
-        elif signal.why is HeldWhy.PERSON:
-            _LOG.info("told to claim nothing, until: %s", self._how_to_lift())
-            await self._files.do(self._note_hold)
-            self._set_hold(_Hold(HeldWhy.PERSON))
-        else:
-            seconds = signal.for_ms // 1000
-            _LOG.warning("told to claim nothing for %d s: tasks failed here that did not fail elsewhere; at once: %s",
-                         seconds, self._how_to_lift())  # fmt: skip
-            self._set_hold(_Hold(HeldWhy.FAILURES, time.monotonic() + signal.for_ms / 1000))
-
-    def _end_hold_in_time(self) -> None:
-        if self._hold is not None and self._hold.until is not None and time.monotonic() >= self._hold.until:
-            _LOG.info("the hold is over: it goes on with one task at a time, until one succeeds")
-            self._is_on_probation = True
-            self._set_hold(None)
-
-    def _set_hold(self, hold: "_Hold | None") -> None:
-        self._hold, self._beat_due_at = hold, 0.0
+    def _on_hold(self) -> None:
+        """The agent is held, or goes on: people see it at once."""
+        self._beat_due_at = 0.0
         self._work.set()
-
-    def _note_hold(self) -> None:
-        replace_file(self._held_file, b"")
-
-    def _how_to_lift(self) -> str:
-        return places.fleet_command(self._options.told_root, "signal", self._options.name, "resume")
 
     def _end_task(self, signal: Signal) -> bool:
         """Ends the tasks that a signal names; False where there is none."""
@@ -745,8 +644,8 @@ class Agent:
             tuple(self._active_task(job, each) for job, each in self._running.items()),
             self._completed,
             self._failed,
-            (*device.constraints, *([HELD] if self._hold is not None else [])),
-            None if self._hold is None else self._hold.shown(),
+            (*device.constraints, *([HELD] if self._hold else [])),
+            self._hold.shown(),
             self._options.cpu_slots,
             max(self._sandboxes, default=Sandbox.NONE, key=lambda each: each.strength).value,
             host_name(),
