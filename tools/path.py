@@ -20,25 +20,20 @@ import threading
 from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from types import CodeType, FrameType
 
 import watchbill
 from watchbill import config
-from watchbill.engines.registry import make_engine
-from watchbill.gateway.app import Gateway
-from watchbill.gateway.server import Serving, serve
-from watchbill.journal import Journal
+from watchbill.gateway.server import Serving
 from watchbill.probes.patient import PatientProbe
 from watchbill.probes.ram import RamProbe
-from watchbill.runtime.alerts import Alerts, Deliverer
-from watchbill.runtime.driver import Driver, Parts
-from watchbill.runtime.knowledge import LearnedSizes
-from watchbill.runtime.probe_loop import ProbeLoop
-from watchbill.sizes import Sizes
+from watchbill.runtime.driver import Driver
 from watchbill.spool import Corpus, Drain, Spool
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
+from support.running import running
 
 PACKAGE = f"{Path(watchbill.__file__).parent}/"
 CHAT_FILES_MAX = 20
@@ -130,33 +125,14 @@ def shortest(traces: list[Trace]) -> Trace:
 
 
 @asynccontextmanager
-async def running(root: Path) -> AsyncGenerator[tuple[Serving, Driver]]:
-    """A gateway on a socket and a driver, with everything that the daemon gives them."""
+async def gateway_on(root: Path) -> AsyncGenerator[tuple[Serving, Driver]]:
+    """A gateway on a socket and a driver that watches the machine's memory."""
     file = root / "watchbill.toml"
     file.write_text(CONFIG)
+    ram = RamProbe()
     catalog = config.read(file, root=root).catalog
-    journal, ram = Journal(root, catalog.journal), RamProbe()
-    parts = Parts(
-        make_engine=lambda rules, on_death, on_host: make_engine(
-            rules, root=root, on_death=on_death, on_host=on_host
-        ),
-        learned=LearnedSizes(catalog, Sizes(root)),
-        root=root,
-        journal=journal,
-        alerts=Alerts(catalog.alerts, journal.write, Deliverer(root).deliver),
-        make_probe_loop=partial(ProbeLoop, probes=[PatientProbe(ram)], ram=ram),
-    )
-    driver = Driver(catalog, parts)
-    await driver.start()
-    try:
-        serving = await serve(Gateway(driver, catalog.server, metrics=driver.metrics), "127.0.0.1", 0)
-        try:
-            yield serving, driver
-        finally:
-            await serving.close(grace_ms=0)
-    finally:
-        await driver.close()
-        journal.close()
+    async with running(root, catalog, PatientProbe(ram), ram=ram) as (serving, driver):
+        yield serving, driver
 
 
 class Client:
@@ -208,7 +184,7 @@ async def trace_loads(tracer: Tracer, driver: Driver) -> list[Trace]:
 
 async def trace_gateway(tracer: Tracer, root: Path) -> dict[str, Trace]:
     """A load, and warm chats."""
-    async with running(root) as (serving, driver):
+    async with gateway_on(root) as (serving, driver):
         found = {"load": shortest(await trace_loads(tracer, driver))}
         client = Client(serving.port)
         try:

@@ -56,7 +56,7 @@ class Tier(StrEnum):
     LOCAL = "local"  # on this machine
     PEER = "peer"  # on another Watchbill machine, under a lease
     BURST = "burst"  # on a machine or container that a command starts on demand
-    EXTERNAL = "external"  # at somebody else's server, for money
+    EXTERNAL = "external"  # at a provider's server, for money
 
 
 class Reach(IntEnum):
@@ -190,7 +190,7 @@ class Model:
     where: Tier = Tier.LOCAL
     site: str | None = None  # the tier of the config that serves it; None: this machine
     copy_of: str | None = None  # the model that it serves for, under the same name at its site
-    is_placed: bool = True  # False: nobody has said where it goes, and a card with room may take it
+    is_placed: bool = True  # False: the config does not say where it goes, and a card with room may take it
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,7 +226,7 @@ ROTATION_LANE = Lane("rotation", WorkClass.ROTATION, max_wait_ms=Millis(600_000)
 PLANS_LANE = Lane(
     "plans", WorkClass.NORMAL, max_wait_ms=Millis(3_600_000), timeout_ms=Millis(3_600_000), queue_max=10_000
 )
-#: Work of other machines: it runs when nobody works here, and may wait that long.
+#: Work of other machines: it runs when no person works here, and may wait that long.
 LEASED_LANE = Lane(
     "leased", WorkClass.LEASED, max_wait_ms=Millis(3_600_000), timeout_ms=Millis(3_600_000), queue_max=256
 )

@@ -1,5 +1,5 @@
 """Long work in steps: done at once, or a share at a time on an event loop, so that requests do not wait for its end;
-or aside, in a thread, where it only reads what nobody else changes.
+or aside, in a thread, where it only reads what does not change meanwhile.
 
 The work is a generator that yields between its steps and returns its result. What it reads may change between two
 steps; it must look again instead of believing what it saw before.

@@ -49,15 +49,16 @@ def commit(repository: Path, file: str, message: str) -> float:
 
 def events(path: Path, count: int) -> list[dict[str, object]]:
     """Wait for that many events, in order."""
-    deadline = time.monotonic() + 30
     found: dict[object, dict[str, object]] = {}
     with Spool(path) as spool:
-        while len(found) < count:
-            assert time.monotonic() < deadline, found
-            spool.wait(0.1)
+
+        def all_came() -> bool:
             while (item := spool.lease()) is not None:
                 found[item.event["id"]] = item.event
                 spool.done(item)
+            return len(found) >= count
+
+        wait_until(all_came)
     return list(found.values())
 
 

@@ -433,7 +433,7 @@ def test_writers_in_many_threads_whose_folder_is_removed_are_told_no_more(tmp_pa
         threads = [threading.Thread(target=write, args=(spool,)) for _ in range(8)]
         for thread in threads:
             thread.start()
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 20  # without a pause: a writer must meet the moment without the folder
         while said["refused"] < 60 and not broken and time.monotonic() < deadline:
             shutil.rmtree(tmp_path / "queue" / ".tmp", ignore_errors=True)
         is_over.set()

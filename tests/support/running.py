@@ -17,6 +17,7 @@ from watchbill.gateway.app import Gateway
 from watchbill.gateway.server import Serving, serve
 from watchbill.journal import Journal
 from watchbill.probes.patient import PatientProbe
+from watchbill.probes.ram import RamProbe
 from watchbill.runtime.alerts import Alerts
 from watchbill.runtime.driver import Driver, Parts
 from watchbill.runtime.knowledge import LearnedSizes
@@ -27,7 +28,9 @@ __all__ = ["answering", "chat", "driving", "running"]
 
 
 @asynccontextmanager
-async def driving(root: Path, catalog: Catalog, *probes: PatientProbe) -> AsyncIterator[Driver]:
+async def driving(
+    root: Path, catalog: Catalog, *probes: PatientProbe, ram: RamProbe | None = None
+) -> AsyncIterator[Driver]:
     """The real driver with the real engines; it leaves no process behind."""
     journal = Journal(root, catalog.journal)
     parts = Parts(
@@ -38,7 +41,7 @@ async def driving(root: Path, catalog: Catalog, *probes: PatientProbe) -> AsyncI
         root=root,
         journal=journal,
         alerts=Alerts(catalog.alerts, journal.write),
-        make_probe_loop=partial(ProbeLoop, probes=[*probes] or [PatientProbe(EmptyMachine())]),
+        make_probe_loop=partial(ProbeLoop, probes=[*probes] or [PatientProbe(EmptyMachine())], ram=ram),
     )
     driver = Driver(catalog, parts)
     await driver.start()
@@ -50,9 +53,11 @@ async def driving(root: Path, catalog: Catalog, *probes: PatientProbe) -> AsyncI
 
 
 @asynccontextmanager
-async def running(root: Path, catalog: Catalog) -> AsyncIterator[tuple[Serving, Driver]]:
+async def running(
+    root: Path, catalog: Catalog, *probes: PatientProbe, ram: RamProbe | None = None
+) -> AsyncIterator[tuple[Serving, Driver]]:
     """A driver and a gateway that serves it."""
-    async with driving(root, catalog) as driver, _serving(driver) as serving:
+    async with driving(root, catalog, *probes, ram=ram) as driver, _serving(driver) as serving:
         yield serving, driver
 
 
@@ -65,7 +70,7 @@ async def answering(driver: Driver) -> AsyncIterator[str]:
 
 @asynccontextmanager
 async def _serving(driver: Driver) -> AsyncIterator[Serving]:
-    serving = await serve(Gateway(driver, driver.catalog.server), "127.0.0.1", 0)
+    serving = await serve(Gateway(driver, driver.catalog.server, metrics=driver.metrics), "127.0.0.1", 0)
     try:
         yield serving
     finally:

@@ -19,6 +19,7 @@ from pydantic import BaseModel
 from support.eventually import eventually
 from support.open_gateway import CATALOG, LANES, OpenGateway, RawAnswer, open_gateway
 from support.peer import Asked, Talk, chat_events, sse, stream_of, tool_events
+from support.responses import until
 from watchbill.catalog import ApiKey, EngineRules, Lane, Server
 from watchbill.errors import EngineFailed, Preempted, RequestError, RunTimeout
 from watchbill.gateway import relay
@@ -292,16 +293,6 @@ async def test_one_key_never_sees_anothers_response() -> None:
 
 
 # ------------------------------------------------------------------ in the background
-
-
-async def until(client: openai.AsyncOpenAI, id: str, status: str) -> Any:
-    """The response, when it has this status."""
-
-    async def found() -> Any:
-        response = await client.responses.retrieve(id)
-        return response if response.status == status else None
-
-    return await eventually(found)
 
 
 async def test_a_response_is_made_in_the_background() -> None:

@@ -13,6 +13,7 @@ import pytest
 from support.eventually import eventually
 from support.open_gateway import CATALOG, HELLO, open_gateway
 from support.peer import Asked, EnginePeer, Talk, chat_events, sse, stream_of
+from support.responses import until
 from watchbill.catalog import ApiKey, Server
 from watchbill.engines.base import Endpoint
 from watchbill.gateway.dialects.responses import api
@@ -32,14 +33,6 @@ async def daemon(
         openai.AsyncOpenAI(base_url=f"{opened.url}/v1", api_key=key, max_retries=0) as client,
     ):
         yield opened, client
-
-
-async def until(client: openai.AsyncOpenAI, id: str, status: str) -> Any:
-    async def found() -> Any:
-        response = await client.responses.retrieve(id)
-        return response if response.status == status else None
-
-    return await eventually(found)
 
 
 async def endless(_asked: Asked, writer: asyncio.StreamWriter) -> None:

@@ -1,4 +1,4 @@
-"""How the worker asks: what it needs of whoever answers a line, without knowing who that is."""
+"""How the worker asks: what it needs of the part that answers a line, without knowing that part."""
 
 from typing import Protocol
 
@@ -59,7 +59,7 @@ class Models(Protocol):
     """What the worker knows of models."""
 
     def resolve(self, name: str) -> str:
-        """The model that a name means; empty where nobody knows it."""
+        """The model that a name means; empty where it is unknown."""
         ...
 
     def slots(self, name: str) -> int:

@@ -136,7 +136,7 @@ NEXT: dict[tuple[Stage, type[Event]], Stage] = {
     (Stage.IN_PROGRESS, AllAnswered): Stage.FINALIZING,
     (Stage.IN_PROGRESS, TimeUp): Stage.EXPIRING,
     (Stage.IN_PROGRESS, CancelAsked): Stage.CANCELLING,
-    (Stage.IN_PROGRESS, Rejected): Stage.FAILED,  # somebody removed its input
+    (Stage.IN_PROGRESS, Rejected): Stage.FAILED,  # its input was removed
     (Stage.CANCELLING, Answered): Stage.CANCELLING,  # it was on its way
     (Stage.CANCELLING, Rejected): Stage.FAILED,
     (Stage.CANCELLING, Written): Stage.CANCELLED,

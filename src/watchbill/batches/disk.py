@@ -36,14 +36,14 @@ class DiskThread:
         except TimeoutError:
             raise DiskFailed("the disk under Watchbill's root is too slow; see what else uses it") from None
         except FileNotFoundError:
-            raise  # somebody removed the file, which is no fault of the disk
+            raise  # the file was removed, which is no fault of the disk
         except OSError as error:
             if error.errno in DISK_FULL:
                 raise DiskIsFull from error
             raise DiskFailed(f"the disk under Watchbill's root fails: {error.strerror}") from error
 
     def later(self, work: Callable[[], object]) -> None:
-        """Does a piece of work whose outcome nobody waits for, behind what was asked before."""
+        """Does a piece of work whose outcome is not waited for, behind what was asked before."""
         self._thread.submit(work)
 
     def close(self) -> None:

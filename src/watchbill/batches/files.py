@@ -184,7 +184,7 @@ class FileStore:
         await self.remove(file)
 
     async def remove(self, file: StoredFile) -> None:
-        """Removes a file, whoever asked for it."""
+        """Removes a file, of any key."""
         self._forget(file.owner, file.id)
         place = self._place(file.owner)
         await self._disk.do(lambda: _unlink(place, file.id))

@@ -190,7 +190,7 @@ class BatchLife:
 
 
 def _by_model(batch: Batch, index: LineIndex, models: Models) -> dict[str, deque[int]]:
-    """The lines that are not answered, in line for their models. Lines for models that nobody knows are one line."""
+    """The lines that are not answered, in line for their models. Lines for unknown models are one line."""
     meant = [models.resolve(name) for name in index.names]
     waiting: dict[str, deque[int]] = {}
     for line in batch.unanswered():

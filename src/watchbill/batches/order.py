@@ -1,4 +1,4 @@
-"""Which models' lines are asked now, so that loads stay few and no model waits for ever. Pure.
+"""Which models' lines are asked now, so that loads stay few and no model waits without end. Pure.
 
 Lines of models that are in memory cost no load, so they are asked first, all of them side by side. Only when none of
 these has lines left, the model whose lines waited longest is asked for, one at a time: asking for two that do not fit

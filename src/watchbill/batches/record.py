@@ -194,7 +194,7 @@ def _opened(folder: Path) -> list[tuple[Batch, BatchRecord | None]]:
         return []
     batch = record.read()
     if batch is None:
-        # It was never acknowledged, or is damaged; nobody can tell, so it stays for a person.
+        # It was never acknowledged, or is damaged; which of both is not known, so it stays for a person.
         _log.warning("%s holds no batch and is put aside", folder)
         target = folder.with_name(f"{folder.name}.damaged")
         if not target.exists():

@@ -418,7 +418,7 @@ def _explain(reasons: dict[str, Reason], terminal: Terminal, *, json: bool) -> N
 
 
 def asked(folder: Path, disk: FolderDisk, terminal: Terminal, text: str) -> None:
-    """Say that a request is left in the folder, and whether somebody is there to read it."""
+    """Say that a request is left in the folder, and whether a coordinator is there to read it."""
     terminal.note(plain(text))
     if coordinator_of(disk).is_dead:
         terminal.note(f"no coordinator runs; start one: {places.fleet_command(folder, 'coordinator')}")

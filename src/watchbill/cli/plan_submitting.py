@@ -134,7 +134,7 @@ def _write(folder: Path, order: ExecutePlan) -> None:
     try:
         _put(disk, order)
     except OSError:
-        # Whether or not the last file is there: nobody was told the batch's name, and nobody shall find half of it.
+        # Whether or not the last file is there: the batch's name was not told, and half a batch must not be found.
         with contextlib.suppress(OSError):
             disk.remove(f"{places.INBOX}/{order.batch}.json")
         shutil.rmtree(folder / places.batch_folder(order.plan, order.batch), ignore_errors=True)

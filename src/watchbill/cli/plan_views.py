@@ -122,7 +122,7 @@ def _why_stuck(view: "BatchView") -> str:
 
 
 def _told_coordinator(view: "BatchView") -> str:
-    """That nobody takes care of a batch; "" where somebody does."""
+    """That no coordinator runs a batch; "" where one does."""
     brain = coordinator_of(view.disk)
     if brain.is_dead:
         return f"no coordinator runs; start one: {places.fleet_command(view.root, 'coordinator')}"

@@ -141,7 +141,7 @@ def _served_as(path: Path, root: Root) -> str | None:
 
     try:
         loaded = read(find_config(None, root), root=root.path)
-    except WatchbillError:  # told by whoever starts a daemon with it
+    except WatchbillError:  # told by the start of a daemon with it
         return None
     catalog = Library.of(root.models, loaded.catalog).catalog
     return next((name for name, model in catalog.models.items() if _is_same(model.source, path)), None)

@@ -42,7 +42,7 @@ _WHOLE = re.compile(r"(\d{1,9})\s*([kK])?")
 
 
 class Found(NamedTuple):
-    """What is wrong with a file, and how much more there is that nobody would read to the end."""
+    """What is wrong with a file, and how many more problems are not shown."""
 
     wrongs: list[Wrong]
     more: int
@@ -93,7 +93,7 @@ def _wrong(detail: ErrorDetails) -> Wrong:
         return (path, detail["msg"][:1].lower() + detail["msg"][1:], _example(path, "write"))
     if path[:2] == ("server", "keys"):  # what stands there may be the key itself, and this may go into a log
         return (path, f"must be {expected}", _example(path, "write") or 'write { key = "env:ALICE_KEY" }')
-    advice = _meant(path, expected, detail["input"]) or _example(path, "write")
+    advice = _meant(path, kind, detail["input"]) or _example(path, "write")
     return (path, f"must be {expected}, not {_shown(detail['input'])}", advice)
 
 
@@ -116,16 +116,16 @@ def _not_one_of(path: KeyPath, value: object) -> tuple[str, str]:
     return f"must be one of {', '.join(choices)}, not {_shown(value)}", near if "?" in near else ""
 
 
-def _meant(path: KeyPath, expected: str, value: object) -> str:
+def _meant(path: KeyPath, kind: str, value: object) -> str:
     """`write permanent = true`: what a value of the wrong kind was meant to be, where that is plain."""
     key = find_key(path)
     spelled = None
-    if expected == "true or false":
+    if kind == "bool_type":
         spelled = _SWITCHES.get(str(value).strip().lower())
-    elif expected == "a whole number" and isinstance(value, str):
+    elif kind in ("int_type", "int_from_float") and isinstance(value, str):
         found = _WHOLE.fullmatch(value.strip())
         spelled = str(int(found[1]) * (1024 if found[2] else 1)) if found else None
-    elif expected == "a list" and isinstance(value, str) and value.isprintable():
+    elif kind in ("list_type", "tuple_type") and isinstance(value, str) and value.isprintable():
         spelled = spell_value([value[:_SHOWN_CHARS]])
     return f"write {key.name} = {spelled}" if key and spelled else ""
 

@@ -1,8 +1,8 @@
 """Files below a folder that others may write to, reached step by step: no link on the way is ever followed.
 
-A path through a folder that somebody else can change may lead anywhere in the next moment. Here each part of a path is
+A path through a folder that others can change may lead anywhere in the next moment. Here each part of a path is
 opened relative to the one before it and must be a real folder, so that nothing outside of the root is read or written,
-whoever changes what meanwhile. Paths are relative, with "/" between their parts.
+whatever is changed meanwhile. Paths are relative, with "/" between their parts.
 """
 
 import contextlib

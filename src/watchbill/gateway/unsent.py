@@ -34,7 +34,7 @@ def key_of(services: "Services", owner: str, what: str) -> ApiKey | None:
 
 
 class _NoClient:
-    """The connection of a request that nobody sent. Nothing is ever written to it."""
+    """The connection of a request that no client sent. Nothing is ever written to it."""
 
     transport: asyncio.Transport | None = None
 

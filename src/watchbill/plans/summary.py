@@ -45,7 +45,7 @@ class TaskReport:
     peak_vram_mb: int = 0
     peak_rss_mb: int = 0
     template: str = ""  # of a task of a fan-out
-    is_unscored: bool = False  # accepted although nobody could evaluate its answer
+    is_unscored: bool = False  # accepted although its answer could not be evaluated
 
 
 @dataclass(slots=True)
@@ -89,7 +89,7 @@ class Summary:
         default=()
     )  # complete, although something they wanted is missing
     is_cancelled: bool = False
-    unscored: tuple[str, ...] = ()  # tasks whose answers were accepted although nobody could evaluate them
+    unscored: tuple[str, ...] = ()  # tasks whose answers were accepted although they could not be evaluated
 
     def to_json(self) -> str:
         """RUN_SUMMARY.json."""

@@ -1,7 +1,7 @@
 """The disk probe: whether a small file can be written to a folder, checked regularly by a thread of its own.
 
 A load writes below the root: a log, an entry in the registry. On a disk that refuses that every load fails, which is
-better known before another model is unloaded for it. So it is also checked when somebody asks. A disk that hangs blocks
+better known before another model is unloaded for it. So it is also checked on request. A disk that hangs blocks
 only this thread; the last result stays.
 """
 

@@ -33,7 +33,7 @@ def explain(core: Machine, request: Request, now: int) -> dict[str, object]:
 
 
 def explain_steps(core: Machine, request: Request, now: int) -> Steps[dict[str, object]]:
-    """The same in steps, on a copy of the core that nobody else uses: it stays as it is, another takes the decision."""
+    """The same in steps. Nothing else may use this core meanwhile. It stays as it is: a copy takes the decision."""
     machine = yield from duplicate_steps(core)
     yield
     model = machine.state.models[request.model]

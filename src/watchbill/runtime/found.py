@@ -1,4 +1,4 @@
-"""Found models: what lies on the shelf, as entries of the library that nobody had to make.
+"""Found models: what lies on the shelf, as entries of the library that need no table in the config.
 
 Looks at the models folder and at the store of an installed Ollama, as the config allows. Never writes: only `library`
 removes files.

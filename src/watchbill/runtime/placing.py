@@ -188,7 +188,7 @@ def _read_cards(notes: list[str]) -> dict[str, Reading]:
 
 
 def _is_ours(placing: Placing, name: str, reading: Reading, owner: str | None) -> bool:
-    """Whether this process may use a card that nobody named: its lock is free, and is held from now on."""
+    """Whether this process may use a card that the config does not name: its lock is free, and is held from now on."""
     if not reading.uuid or owner is None:
         return True
     try:

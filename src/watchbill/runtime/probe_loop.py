@@ -138,7 +138,7 @@ class ProbeLoop:
 
     async def _see_cards(self, cards: Cards, *, loans: bool) -> None:
         """Reads what is ours on the cards, at every reading: a task may be over before the processes are due, and a
-        model that was just loaded would count as somebody else's until then."""
+        model that was just loaded would count as memory of other programs until then."""
         with suppress(OSError):  # any errno: /proc cannot be read now, and the last figures stay valid
             if loans and self._see_loans is not None:
                 self._loans = dict(await asyncio.to_thread(self._see_loans, cards, ram=False))

@@ -294,7 +294,7 @@ def policy_view(core: Machine) -> dict[str, object]:
 
 
 def leases_view(state: State, now: int) -> dict[str, dict[str, object]]:
-    """Each lease: its peer, its model, when it was renewed, and whether it rests because somebody works here."""
+    """Each lease: its peer, its model, when it was renewed, and whether it rests because a person works here."""
     return {
         lease.id: {
             "peer": lease.peer,

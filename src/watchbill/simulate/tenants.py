@@ -2,7 +2,7 @@
 
 A tenant has a clock of its own, minutes away from the world's. It counts the time of a lease by that clock, from before
 each question. Questions and answers take time on the way, and none arrives while the tenant is cut off. A tenant that
-dies says nothing more; its connections are closed, or nobody notices.
+dies says nothing more; its connections are closed, or stay open in silence.
 
 The laws are judged by what was really heard and when, never by the core's own table of leases.
 """

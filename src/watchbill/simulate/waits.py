@@ -85,7 +85,7 @@ class Waits:
             self._look_free(name, planned)
 
     def _rests(self, name: str) -> bool:
-        """RES-23: whether only leased work waits for it while somebody works at this machine."""
+        """RES-23: whether only leased work waits for it while a person works at this machine."""
         state = self._world.core.state
         return state.leases_held_back and self._rank(name)[0] >= WorkClass.LEASED
 

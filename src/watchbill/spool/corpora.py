@@ -4,8 +4,8 @@
 
 A drain that was killed may have stored an event that is still leased. When such an event has used up its attempts, the
 recovery that decides about it may be that of a shell's `dequeue`, which has no corpus of its own. It looks for the
-event's line in the noted files. They are only read, and whoever may write to the spool may note any file: so nothing of
-them is ever repaired, locked or told.
+event's line in the noted files. They are only read, and every program that may write to the spool may note any file:
+so nothing of them is ever repaired, locked or told.
 """
 
 import contextlib

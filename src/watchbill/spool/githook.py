@@ -300,7 +300,7 @@ def _leave_to_others(hook: Path, before: Path) -> bool:
 
 
 def _program() -> list[str]:
-    """The words that start Watchbill in the terminal of whoever reads them: `make up` puts no program on the PATH."""
+    """The words that start Watchbill in the terminal of their reader: `make up` puts no program on the PATH."""
     found = shutil.which("watchbill") is not None
     return ["watchbill"] if found else [sys.executable, "-m", "watchbill"]
 

@@ -166,7 +166,7 @@ class _Import:
         return command if _PORT in proxy else self._without_proxy(name, command, proxy, section)
 
     def _with_port(self, name: str, command: str, section: Section) -> str:
-        """A command without a proxy: it listens on ${PORT}, or nobody would find it."""
+        """A command without a proxy: it listens on ${PORT}, or it could not be reached."""
         if _PORT in command:
             return command
         changed = _PORT_OPTION.sub(rf"\g<1>{_PORT}", command, count=1)

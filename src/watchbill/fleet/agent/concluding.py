@@ -47,7 +47,7 @@ _OUT_OF_MEMORY = re.compile(
     rb"|CUBLAS_STATUS_ALLOC_FAILED|hipErrorOutOfMemory|failed to allocate CUDA",
     re.IGNORECASE,
 )
-#: A machine that cannot start one more process now: nobody is to blame.
+#: A machine that cannot start one more process now: neither task nor agent is to blame.
 _EXHAUSTED = frozenset({errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE})
 _WORKER = Part.WORKER.logger
 

@@ -210,14 +210,14 @@ class Desk:
         self._board.give_back(self.agent, name)
 
     def give_back_unstarted(self, names: list[str]) -> None:
-        """Return slips that were claimed ahead: whoever has a free slot first may take them, this agent too."""
+        """Return slips that were claimed ahead: the first agent with a free slot may take them, this one too."""
         self._taken.difference_update(names)  # what a fault keeps here is found at the next look
         self._forget(set(names))
         for name in names:
             self._board.give_back(self.agent, name)
 
     def _forget(self, names: set[str]) -> None:
-        """Slips that are not in our hands any more, and whose results nobody waits for: nothing is carried for them."""
+        """Forget slips that are not in our hands any more, and whose results do not wait."""
         for name in names.difference(each.prepared.name for each in self._unsent):
             self._coming.pop(name, None)
             self._ground.forget(name)
@@ -355,7 +355,7 @@ class Desk:
         self._ground.forget(name)
         if isinstance(error, OSError):
             is_revoked = error.errno == errno.EACCES
-            end = End.LOST if is_revoked else End.FAILED  # of a revoked task nobody hears any more
+            end = End.LOST if is_revoked else End.FAILED  # the result of a revoked task is not read any more
             self._refuse(name, end, f"its files could not be brought here: {error}")
         else:
             self._refuse(name, End.NOT_RUNNABLE if isinstance(error, CannotCarry) else End.WRONG, str(error))
@@ -391,7 +391,7 @@ class Desk:
         if fleet != self.fleet:
             raise OSError(errno.ENODEV, "another fleet is mounted here now", os.fspath(self.root))
         if identity != self._identity and self._log is not None:
-            # Mounted anew: what is appended to the old file would be seen by nobody.
+            # Mounted anew: what is appended to the old file would not be seen.
             self._log.close()
             self._log = None
         self._identity = identity

@@ -3,7 +3,7 @@
     join        refuse to be the second of its name (`rivals`); report what the former life held as lost
     work        report and claim, at once when a task ends or the queue changes
     care        every 5 s: signals, revoked tasks, its `hold`, health; the heartbeat, at the latest every 30 s
-    leave       let tasks end or end them, report, show that nobody is here
+    leave       let tasks end or end them, report, show that the agent has left
 
 Files are touched by one thread only (`file_thread`, `desk`), processes by one guard only (`processes.crew`); what needs
 no process (questions to models, orders to load one) runs in `model_work`. Each

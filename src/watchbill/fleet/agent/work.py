@@ -74,7 +74,7 @@ class Fate(Enum):
 
     NONE = "none"
     ABORTED = "aborted"  # told to by a signal file
-    GIVEN_UP = "given_up"  # the agent leaves: again, and nobody is to blame
+    GIVEN_UP = "given_up"  # the agent leaves: again, without blame
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +123,7 @@ def is_there(pattern: str, folder: Path) -> bool:
 
 
 def touched(prepared: Prepared) -> int:
-    """When a task's own files were last changed, by the clock of whoever changed them; 0 while there are none.
+    """When a task's own files were last changed, by the clock of the machine that changed them; 0 while there are none.
 
     Raises OSError when the shared folder fails.
     """

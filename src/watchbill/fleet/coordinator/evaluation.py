@@ -4,7 +4,7 @@ A task with `evaluate` says what a good answer is. Its answer is scored from 1 t
 task on a slip of its own. Below 3 the attempt has failed, and the next one is told why. The score stands in no journal:
 until the attempt is accepted or has failed its token stays out, and a successor asks again.
 
-An answer that nobody can judge is accepted: at once where the coordinator has no model, after a while where its agent
+An answer that cannot be judged is accepted: at once where the coordinator has no model, after a while where its agent
 does not answer. Its entry, `plan status` and the summary say that it has no score.
 """
 

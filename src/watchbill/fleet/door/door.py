@@ -1,4 +1,4 @@
-"""The door of a shared folder: answers the requests of agents that have no mount, whoever carries them.
+"""The door of a shared folder: answers the requests of agents that have no mount, over any transport.
 
 It stands beside the folder, on any machine that has it, and holds nothing that is true: a door that is killed and
 started anew costs agents one new result log each. Each agent is a visitor that may do what an agent does and no more.

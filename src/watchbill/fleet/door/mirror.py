@@ -214,7 +214,7 @@ class Mirror:
         return scope.may_write(path) and sum(each.batch == scope.batch for each in self._open.values()) > 1
 
     def _tidy(self, scope: Scope, shown: dict[str, Entry]) -> None:
-        """Remove what is not there any more, and what a task that nobody sent has left here."""
+        """Remove what is not there any more, and what a task that was not sent has left here."""
         for entry in list(self._here(scope)):
             if entry.path in shown or entry.is_folder:
                 continue

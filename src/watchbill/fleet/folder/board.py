@@ -44,7 +44,7 @@ class Board:
     # ------------------------------------------------------------ the coordinator's
 
     def publish(self, name: str, slip: Slip) -> None:
-        """Offer a slip. Only under a token that nobody has taken: a slip is never written a second time in place."""
+        """Offer a slip. Only under a token that is not taken: a slip is never written a second time in place."""
         self._disk.put(f"{places.QUEUE}/{name}", slip.encode(), draft=f"{places.DRAFTS}/{name}")
 
     def put_away(self, name: str, folder: str, *, holder: str = "") -> bool:

@@ -144,7 +144,7 @@ class FolderDisk:
 
     def put(self, path: str, data: bytes, *, draft: str = "", durable: bool = False) -> None:
         if draft:
-            # Not repeated: whoever reads the file may have moved it already, and would find a second one.
+            # Not repeated: its reader may have moved it already, and would find a second one.
             self._put(path, draft, data)
             return
         for last in (False, False, True):

@@ -1,7 +1,7 @@
 """Records: append-only lines of JSON, each with its checksum, in files that have one writer each.
 
 What is true in a fleet is in two kinds of record: the coordinator's journal of a batch and the agents' result logs.
-`commit` puts everything of a turn on stable storage with one sync. A `Tail` follows a record that somebody else
+`commit` puts everything of a turn on stable storage with one sync. A `Tail` follows a record that another process
 writes: it returns whole lines with a right checksum and stops at the first that is not, so what it has returned is
 always the beginning of what was written.
 """
@@ -65,5 +65,5 @@ def _objects(payloads: Iterable[bytes]) -> Iterator[Fields]:
     for payload in payloads:
         try:
             yield fields_of(payload)
-        except ValueError:  # the checksum is right: somebody meant it, and it is none of ours
+        except ValueError:  # the checksum is right, so it was meant, and it is none of ours
             continue

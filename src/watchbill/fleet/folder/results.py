@@ -1,6 +1,6 @@
 """Results: what agents report, one line per attempt, in a log of their own for each life.
 
-A **life** is one start of an agent; its log is made by it and appended by nobody else. A result counts when it is
+A **life** is one start of an agent; its log is made and appended by that agent alone. A result counts when it is
 synced: only then is the task reported. A next life finds what the last one held and reports it as lost, by its name.
 
 The coordinator reads the logs of an agent in the order of its lives. A life begins its log before it reports anything
@@ -29,7 +29,7 @@ class End(Enum):
 
     DONE = "done"
     FAILED = "failed"  # an exit code that is not 0
-    SOFT_STOP = "soft_stop"  # exit code 75: run me again, nobody is to blame
+    SOFT_STOP = "soft_stop"  # exit code 75: run me again, without blame
     UNPARSABLE = "unparsable"  # bash cannot parse the command: no attempt could succeed
     WRONG = "wrong"  # its definition or one of its values does not allow it to run: no attempt could succeed
     NOT_RUNNABLE = "not_runnable"  # exit codes 126 and 127: this machine lacks something

@@ -134,7 +134,7 @@ class Lineup:
     def add(
         self, batch: str, task: str, *, task_class: TaskClass, priority: int, not_before_ms: int = 0
     ) -> None:
-        """A task is ready from that time on, by the clock of whoever takes."""
+        """A task is ready from that time on, by the clock of the agent that takes it."""
         if not_before_ms:
             self._count += 1
             entry = (not_before_ms, self._count, batch, task, task_class, priority)

@@ -2,11 +2,11 @@
 
 A coordinator takes the next number by creating `brain/epochs/NUMBER`, which exactly one process can. From then on
 the ones before it are **superseded**. No lock is needed, and the last one need not be dead: a coordinator that was
-stopped for an hour and goes on writes where nobody reads.
+stopped for an hour and goes on writes where nothing is read any more.
 
-The rule by which nobody acts on what does not count: **write, look, act**. A coordinator appends to its journals, then
-looks whether a higher number was taken, and only then touches the board. A successor reads the journals after it took
-its number. So if the look found none, every later successor has seen those lines.
+The rule by which no coordinator acts on what does not count: **write, look, act**. A coordinator appends to its
+journals, then looks whether a higher number was taken, and only then touches the board. A successor reads the journals
+after it took its number. So if the look found none, every later successor has seen those lines.
 """
 
 import re

@@ -114,7 +114,7 @@ class TaskState:
     peak_vram_mb: int = 0
     peak_rss_mb: int = 0
     at_ms: int = 0  # when the last attempt ended, by the coordinator's wall clock
-    is_unscored: bool = False  # accepted although nobody could evaluate it
+    is_unscored: bool = False  # accepted although it could not be evaluated
 
 
 class Slice(NamedTuple):

@@ -82,7 +82,7 @@ class TaskLine:
     held: Cause | None = None  # why it waits for a person
     error: str = ""  # the last line that its last failed attempt left
     again_at: int | None = None  # when it is offered again after a failure, by the coordinator's clock
-    is_unscored: bool = False  # complete, although nobody could evaluate its answer
+    is_unscored: bool = False  # complete, although its answer could not be evaluated
 
     @property
     def why(self) -> str:

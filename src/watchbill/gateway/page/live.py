@@ -5,8 +5,8 @@
 
 A section is a table, a row of it is sent again as a whole when anything in it changed. Times in rows that end in `_at`
 are milliseconds of the daemon's own clock, whose present value is `now`: so a row of a request that waits does not
-change by waiting. However many events there are, a picture is made at most twice a second, once for all who watch, and
-while nobody does, none is made. A reader that falls behind gets a whole picture again instead of what it missed.
+change by waiting. However many events there are, a picture is made at most twice a second, once for all readers, and
+none is made while there is no reader. A reader that falls behind gets a whole picture again instead of what it missed.
 """
 
 import asyncio
@@ -120,7 +120,7 @@ class LiveApi:
     # ------------------------------------------------------------------ pictures
 
     async def _make_pictures(self) -> None:
-        """Makes pictures as long as somebody watches."""
+        """Makes pictures as long as there is a reader."""
         self._journal, self._shown = self._services.driver.subscribe(), {}
         try:
             while self._readers and not self._services.closing.is_set():

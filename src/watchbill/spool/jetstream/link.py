@@ -2,7 +2,7 @@
 
 Owns a thread with an event loop; everything of a JetStream spool happens on that loop, so nothing there needs a lock.
 Every call has a bound. A request that gets no answer (the broker is away, a cluster elects a leader) is sent again
-until the bound; whoever sends it makes sure that a second copy does no harm. The connection mends itself.
+until the bound; its sender makes sure that a second copy does no harm. The connection mends itself.
 """
 
 import asyncio
@@ -95,7 +95,7 @@ class Link:
         self._inboxes: dict[str, Callable[[Received], None]] = {}
         self._trouble = ""
         self.has_nobody_there = (
-            False  # the broker answers, and nobody listens to the subject of the last request
+            False  # the broker answers, and the subject of the last request has no listener
         )
         self.is_closed = False
 

@@ -110,7 +110,7 @@ async def _describe_one(file: StoredFile) -> dict[str, object]:
 
 
 async def send_file(context: RequestContext, batches: Batches, file: StoredFile, content_type: str) -> Stream:
-    """The content of a file as an answer. Raises NotFound when somebody removed it, DiskFailed."""
+    """The content of a file as an answer. Raises NotFound when it was removed, DiskFailed."""
     path = batches.files.path(file)
     try:
         content = await batches.disk.do(lambda: open_content(path))

@@ -53,7 +53,7 @@ _WAITS = (
 )  # fmt: skip
 #: Another attempt may go better, or not.
 _FAILS = (EngineFailed, RunTimeout, ModelFailed, Cancelled)
-#: Lines for models that nobody knows are refused at once, so many at a time.
+#: Lines for unknown models are refused at once, so many at a time.
 _REFUSED_AT_ONCE = 8
 
 
@@ -124,7 +124,7 @@ class DriverModels:
         self._driver = driver
 
     def resolve(self, name: str) -> str:
-        """The model that a name means; empty where nobody knows it."""
+        """The model that a name means; empty where it is unknown."""
         catalog = self._driver.catalog
         model = catalog.find_model(split_alias(name, catalog)[0])
         return "" if model is None else model.name

@@ -62,7 +62,7 @@ MESSAGE_BATCH: Mapping[str, Treatment] = dict.fromkeys(
 
 
 def check_fields(body: Mapping[str, object], known: Mapping[str, Treatment]) -> None:
-    """Raises RequestError for a field that nobody would heed. One that is null is as good as left out."""
+    """Raises RequestError for a field that would have no effect. One that is null is as good as left out."""
     for name, value in body.items():
         if name not in known and value is not None:
             raise RequestError(f"{quoted(name)} is no field of this request; there are {', '.join(known)}")

@@ -108,7 +108,7 @@ def _set_by(entry: Entry) -> list[tuple[str, str]]:
 
 
 def _modelfile(name: str, model: Model, entry: Entry | None) -> str:
-    """How the name could be made again. Paths of files are nobody's business."""
+    """How the name could be made again. Paths of files are left out."""
     lines = ["# Modelfile of Watchbill", f"# FROM {tagged(name)}", "", f"FROM {model.name}"]
     if entry is not None:
         lines += [f'SYSTEM """{entry.system}"""'] if entry.system else []

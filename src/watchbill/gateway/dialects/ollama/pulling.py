@@ -221,7 +221,7 @@ class _Work(ABC):
         """Does it. Raises PullFailed."""
 
     def report(self, step: Step) -> None:
-        """Tells of a step, but not of every piece that came. Raises PullFailed when nobody waits any more."""
+        """Tells of a step, but not of every piece that came. Raises PullFailed when no client waits any more."""
         if self.stopped.is_set():
             raise PullFailed("the caller has left; the same pull goes on from here")
         now, is_whole = time.monotonic(), step.completed is None or step.completed == step.total

@@ -86,7 +86,7 @@ class Stasis:
         return True
 
     async def leave(self, id: str) -> None:
-        """Its response is kept, or nobody wants it any more."""
+        """Its response is kept, or is not wanted any more."""
         item = self._items.pop(id, None)
         if item is not None and self._spool is not None:
             with _logged(id):
@@ -134,8 +134,8 @@ class Stasis:
                 await self._drop(before)
 
     async def _drop(self, item: Item) -> None:
-        """Removes a request for good: it is nobody's business any more. One that a power cut brings back is dropped by
-        the next daemon, because its response is kept."""
+        """Removes a request for good. One that a power cut brings back is dropped by the next daemon, because its
+        response is kept."""
         spool = (await self._opened()).spool
 
         def remove() -> None:
