@@ -48,7 +48,7 @@ class LineCall(Protocol):
 
 
 class Ask(Protocol):
-    """Whoever answers lines."""
+    """The part that answers lines."""
 
     def begin(self, question: Question) -> LineCall:
         """A call that has not been made; `reply` makes it."""

@@ -66,7 +66,7 @@ class Event(msgspec.Struct, frozen=True, tag_field="event"):
 
 
 class Created(Event, frozen=True, tag="created"):
-    """Somebody asked for it."""
+    """It was asked for."""
 
     id: str
     owner: str

@@ -1,4 +1,4 @@
-"""The record of an open batch: its events on the disk, each durable before anybody is told of it.
+"""The record of an open batch: its events on the disk, each durable before it is told.
 
     ROOT/batches/<key>/<batch>/<number>.log     checked lines, each an event; a daemon begins a log of its own
     ROOT/batches/<key>/<batch>.json             what is kept of a batch that has ended; its folder is gone then

@@ -1,7 +1,7 @@
 """`gpus --bench`: load time, tokens per second and memory bandwidth of each card, with a real model on the real engine.
 
-The daemon does the work, as it would for anybody: the model is loaded and evicted by the operator's commands, and the
-questions wait in the lane `plans`, so chat stays ahead. Models that had to leave are loaded again at the end, also
+The daemon does the work, as it would for any caller: the model is loaded and evicted by the operator's commands, and
+the questions wait in the lane `plans`, so chat stays ahead. Models that had to leave are loaded again at the end, also
 after Ctrl-C; one that was not in memory before leaves again. Standard library only.
 """
 

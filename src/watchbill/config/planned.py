@@ -1,7 +1,7 @@
 """Keys of later versions, refused by name, so that a correct key is not taken for a typing error.
 
 Design and docs of later versions name these keys. Accepting them without a word would be a lie: the operator
-would believe in a protection or a schedule that is not there. Whoever builds a feature removes its line.
+would believe in a protection or a schedule that is not there. A feature that is built loses its line here.
 """
 
 __all__ = ["NOT_ACTED_ON", "planned_feature", "planned_value"]

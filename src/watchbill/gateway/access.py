@@ -36,7 +36,7 @@ _HEADERS = "Authorization, Content-Type"
 class Access(Enum):
     """What a route asks of its caller when API keys are configured."""
 
-    OPEN = "open"  # no key: says nothing about anybody
+    OPEN = "open"  # no key: says nothing about any caller
     KEY = "key"  # any key
     ADMIN = "admin"  # a key with admin rights: changes what others get
     PEER = "peer"  # the key of another machine

@@ -38,7 +38,7 @@ class Capturing:
         self._last: dict[str, asyncio.Task[None]] = {}  # of them, the one that ended last, by spool
 
     def begin(self, catalog: Catalog, context: RequestContext, submission: Submission) -> "Tap | None":
-        """Listens to a request, if anybody wants it."""
+        """Listens to a request, if a spool wants it."""
         if self.sink is None or context.request.headers.get("x-watchbill-private") == "1":
             return None
         spool = _spool_of(catalog, context, submission)

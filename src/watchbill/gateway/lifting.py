@@ -36,8 +36,8 @@ __all__ = ["ESCAPED_NAME", "Lifted", "Piece", "lift"]
 
 Piece = bytes | memoryview
 
-#: The end of a field's name that has an escaped letter in it: it may be one that we act on, in disguise. Nobody has to
-#: escape a letter, so hardly any body is looked at twice; no name that we act on is longer.
+#: The end of a field's name that has an escaped letter in it: it may be one that we act on, in disguise. JSON does not
+#: ask to escape a letter, so hardly any body is looked at twice; no name that we act on is longer.
 ESCAPED_NAME = re.compile(
     rb'\\u00(?:5[fF]|6[1-9a-fA-F]|7[0-9aA])(?:[a-z_]|\\u00[567][0-9a-fA-F]){0,14}+"\s*+:'
 )

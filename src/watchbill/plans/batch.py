@@ -135,7 +135,7 @@ class ExecutePlan:
 
     @classmethod
     def decode(cls, content: bytes) -> "ExecutePlan":
-        """Reads the file. Raises OursError: anybody may have written it."""
+        """Reads the file. Raises OursError: any program may have written it."""
         if len(content) > limits.PLAN_INPUTS_BYTES_MAX * 2:
             raise OursError("the execute_plan file is too large")
         try:
@@ -163,7 +163,7 @@ def encoded_inputs(inputs: Mapping[str, "str | BelowRoot"]) -> dict[str, object]
 
 
 def decoded_inputs(value: object) -> dict[str, "str | BelowRoot"]:
-    """Read them. Raises OursError: anybody may have written the file."""
+    """Read them. Raises OursError: any program may have written the file."""
     if not isinstance(value, dict):
         raise OursError("the execute_plan file has no inputs")
     return {name: _decoded_input(name, each) for name, each in cast("dict[str, object]", value).items()}

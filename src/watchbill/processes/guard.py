@@ -414,7 +414,7 @@ def rotate_privately(path: str, files_max: int) -> None:
 def own_tree() -> None:
     """Makes this process the one that every orphan below it comes to, and that goes on when its parent dies.
 
-    Somebody may have stopped it (SIGSTOP), and its engine would stay until it goes on. The signal also comes when only
+    It may have been stopped (SIGSTOP), and its engine would stay until it goes on. The signal also comes when only
     the thread ends that started it, and means nothing to a process that runs."""
     prctl(PR_SET_CHILD_SUBREAPER, 1)
     prctl(PR_SET_PDEATHSIG, signal.SIGCONT)

@@ -94,4 +94,4 @@ def _checked_sha256(text: str | None) -> str | None:
 
 
 def _silent(done: int, total: int | None) -> None:
-    """Nobody watches."""
+    """Shows nothing."""

@@ -2,7 +2,7 @@
 
 The coordinator, the board, the tables of claiming, heat and policy are those of a real fleet; the shared folder is in
 memory. A task takes the time that the caller says, and succeeds. A model that is not in memory is loaded first, one
-after the other on a host. Nobody chats meanwhile, nothing fails, and neither processes nor files take time.
+after the other on a host. There is no chat meanwhile, nothing fails, and neither processes nor files take time.
 """
 
 from collections.abc import Mapping

@@ -5,8 +5,8 @@
     BATCH.ID.approve   a person's answer about waiting tasks (`approving`)   then removed
     BATCH.cancel       stop a batch (`requests`)                             then removed
 
-Anybody may write a file here. One that makes no sense goes to brain/refused/. A request about a batch that has ended
-needs the next epoch: journals are files of epochs, and this epoch may have closed its own.
+Any program may write a file here. One that makes no sense goes to brain/refused/. A request about a batch that has
+ended needs the next epoch: journals are files of epochs, and this epoch may have closed its own.
 """
 
 from collections.abc import Iterator

@@ -281,7 +281,7 @@ def to_shared(root: PurePosixPath, path: PurePosixPath) -> str:
 
 
 def from_shared(root: PurePosixPath, stored: str) -> PurePosixPath:
-    """A stored path as this machine has it. Raises OursError for one that leads out: anybody may have written it."""
+    """A stored path as this machine has it. Raises OursError for one that leads out: others write there, too."""
     refuse_outside(stored)
     return root / stored
 

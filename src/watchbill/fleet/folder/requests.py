@@ -4,8 +4,8 @@
     brain/inbox/BATCH.ID.reopen       go on with it: the tasks that are named, or everything that did not complete
     brain/inbox/BATCH.ID.approve      the answer to a question about tasks of it (`approving`)
 
-Each is written whole and durably, by anybody who may write there; the coordinator obeys and removes it. A request to
-reopen has an id, because a coordinator may die between obeying and removing.
+Each is written whole and durably, by any program that may write there; the coordinator obeys and removes it. A request
+to reopen has an id, because a coordinator may die between obeying and removing.
 """
 
 import json
@@ -47,7 +47,7 @@ class Reopening:
 
     @classmethod
     def decode(cls, content: bytes) -> "Reopening":
-        """Read the file. Raises OursError: anybody may have written it."""
+        """Read the file. Raises OursError: any program may have written it."""
         try:
             fields = fields_of(content)
         except ValueError as error:

@@ -111,7 +111,7 @@ class Slip:
 
     @classmethod
     def decode(cls, content: bytes) -> "Slip":
-        """Read the file. Raises ValueError: after a power cut it may be empty, and anybody may have written it."""
+        """Read the file. Raises ValueError: after a power cut it may be empty, and any program may have written it."""
         fields = fields_of(content)
         if fields.whole("format") != 1 or not fields.text("task") or not fields.whole("attempt"):
             raise ValueError("it is not a slip of format 1")

@@ -130,7 +130,7 @@ class Answer:
 
     @classmethod
     def decode(cls, content: bytes) -> "Answer":
-        """Read the file. Raises OursError: anybody may have written it."""
+        """Read the file. Raises OursError: any program may have written it."""
         try:
             fields = fields_of(content)
             verdict = Verdict(fields.text("type"))

@@ -1,4 +1,4 @@
-"""Pictures of a batch: files for people and planners that a coordinator draws from the ledger. Nobody believes them.
+"""Pictures of a batch: files for people and planners that a coordinator draws from the ledger. No decision reads them.
 
 plans/PLAN/history/BATCH/RUN_SUMMARY.md, .json     while it runs, and final
 brain/private_tasks/BATCH.json                     tasks that wait, and what for

@@ -257,7 +257,7 @@ class _Smollm2(_Work):
 
 
 def _unheard(step: Step) -> None:
-    """Nobody listens yet."""
+    """No reader yet."""
 
 
 def _step(text: bytes) -> Fields:
