@@ -510,3 +510,55 @@ def test_the_example_plan_makes_a_manifest_fans_out_and_aggregates(fleet: FleetF
     table = (fleet.batch("words", batch) / "output" / "table.md").read_text()
     assert table == "| text | words |\n|---|---|\n| fox | 9 |\n| work | 5 |\n| rain | 1 |\n"
     assert {task["agent"] for task in fleet.status(batch)["tasks"]} >= {"brain"}
+
+
+def test_the_file_of_a_foreach_may_be_an_input(fleet: FleetFolder) -> None:
+    """PLAN-03, PLAN-04: a path is relative to the plan's folder, and has rows, whoever gives it."""
+    tasks = (
+        "### each\n- **command**: `echo {ITEM.name} > {OUT}/{ITEM.id}`\n"
+        "- **foreach**: {ROWS}\n- **produces**: {OUT}/{ITEM.id}\n"
+    )
+    inputs = "- `ROWS` (default: rows.csv)\n- `OUT` (default: made)"
+    folder = fleet.write_plan("p", tasks, inputs=inputs)
+    (folder / "made").mkdir()
+    (folder / "rows.csv").write_text("id,name\na,x\n")
+    (folder / "others.tsv").write_text("id\tname\nb\ty\nc\tz\n")
+    shown = fleet.plan("submit", "p", "--dry-run", "--set", "ROWS=others.tsv")
+    assert "item 2 of 2" in shown.stdout, shown.stderr
+    fleet.start_coordinator()
+    fleet.start_agent("cpu-1")
+    for options in ((), ("--set", f"ROWS={folder / 'others.tsv'}")):
+        batch = fleet.submit("p", *options)
+        assert fleet.wait(batch) == 0, fleet.status(batch)
+    assert {each.name: each.read_text() for each in (folder / "made").iterdir()} == {
+        "a": "x\n",
+        "b": "y\n",
+        "c": "z\n",
+    }
+
+
+def test_rows_that_the_author_adds_run_when_the_batch_is_resumed(fleet: FleetFolder) -> None:
+    """PLAN-07: a file that no task writes is the author's; only rows that changed, and what waits for them, run."""
+    tasks = """
+### each
+- **command**: `echo {ITEM.name} >> {BATCH_PATH}/results/{ITEM.id}`
+- **foreach**: rows.csv
+
+### last
+- **command**: `cat {BATCH_PATH}/results/* > {BATCH_PATH}/output/all`
+- **depends_on**: each
+"""
+    folder = fleet.write_plan("p", tasks)
+    (folder / "rows.csv").write_text("id,name\na,1\nb,2\n")
+    fleet.start_coordinator()
+    fleet.start_agent("cpu-1")
+    batch = fleet.submit("p")
+    assert fleet.wait(batch) == 0
+    (folder / "rows.csv").write_text("id,name\na,1\nb,3\nc,4\n")
+    explained = json.loads(fleet.plan("resume", batch, "--explain", "--json").stdout)["tasks"]
+    assert (explained["each"]["kept"], explained["each"]["why"]) == (False, "items")
+    assert fleet.plan("resume", batch).returncode == 0
+    assert fleet.wait(batch) == 0
+    results = fleet.batch("p", batch) / "results"
+    assert [(results / name).read_text() for name in "abc"] == ["1\n", "2\n3\n", "4\n"]
+    assert (fleet.batch("p", batch) / "output" / "all").read_text() == "1\n2\n3\n4\n"

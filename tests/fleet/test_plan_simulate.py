@@ -87,3 +87,20 @@ def test_wrong_words_are_named_with_what_to_write(
     done = fleet.plan("simulate", "p", *options)
     assert done.returncode == 2 and said in done.stderr, (done.stdout, done.stderr)
     assert "Traceback" not in done.stderr
+
+
+def test_a_plan_with_scripts_and_a_table_is_played_whole(fleet: FleetFolder) -> None:
+    """FLEET-12: every task is played, also of a plan that names files which the simulation does not have."""
+    tasks = """
+### each
+- **command**: `python3 scripts/count.py {ITEM.name} < data.txt`
+- **foreach**: {ROWS}
+
+### last
+- **command**: `cat data.txt`
+- **depends_on**: each
+"""
+    folder = fleet.write_plan("p", tasks, inputs="- `ROWS` (default: rows.csv)", **{"count.py": ""})
+    (folder / "data.txt").write_text("some")
+    (folder / "rows.csv").write_text('id,name\na,x\nb,"y, z"\n')
+    assert [task["tasks"] for task in simulated(fleet, "--agents", "cpu:1")["tasks"]] == [2, 1]

@@ -24,7 +24,7 @@ from watchbill.fleet.folder.requests import Reopening, ask_to_cancel, ask_to_reo
 from watchbill.fleet.folder.results import ResultReader
 from watchbill.fleet.state.ledger import Effect, Ledger, Phase
 from watchbill.fleet.state.reading import BatchPlace, Follower, batches_of, find_batch
-from watchbill.fleet.state.resuming import Change, Reason, carry_over, reason_of
+from watchbill.fleet.state.resuming import Reason, carry_over, reason_of, reason_of_waiting
 from watchbill.fleet.views.overview import BatchView, coordinator_of, limits_fields, overview, overview_fields
 from watchbill.fleet.views.progress import BatchProgress, BatchState, TaskStage
 from watchbill.names import file_stem
@@ -399,7 +399,7 @@ def _reasons(disk: FolderDisk, ledger: Ledger, request: Reopening) -> dict[str, 
         effect = effects.pop(0)
         reasons.update({task: reason_of(ledger, task) for task in effect.ready})
         effects += [ledger.apply(entry) for entry in carry_over(ledger, effect)]
-    waiting = {task: Reason(Change.WAITS) for task in ledger.tasks() if task not in reasons}
+    waiting = {task: reason_of_waiting(ledger, task) for task in ledger.tasks() if task not in reasons}
     return {**reasons, **waiting}
 
 

@@ -213,7 +213,7 @@ def _items_now(task: Task, known: Mapping[str, str]) -> Sequence[object] | None:
     path = Path(known["PLAN_PATH"]) / file
     try:
         with path.open("rb") as opened:
-            return items_at(opened.read(limits.PLAN_MANIFEST_BYTES_MAX + 1), task.foreach)
+            return items_at(opened.read(limits.PLAN_MANIFEST_BYTES_MAX + 1), task.foreach._replace(file=file))
     except OSError as error:
         raise OursError(
             f"plan.md:{task.line_of('foreach')}: {path}: {os.strerror(error.errno or 0).lower()}"

@@ -17,7 +17,7 @@ from watchbill.plans.placeholders import Placeholder, places_in
 from watchbill.plans.second_reading import EXPANSION, VALUE, Word
 from watchbill.plans.task import Task
 
-__all__ = ["Made", "paths_named"]
+__all__ = ["Made", "paths_in_folder", "paths_named"]
 
 #: The value of a placeholder where it is known; None for one that is known only later, as that of an item.
 ValueOf = Callable[[Placeholder], str | None]
@@ -64,6 +64,13 @@ def paths_named(task: Task, value_of: ValueOf) -> list[str]:
         for token in _TOKEN.findall(_filled(task.command.text, value_of) or task.command.text):
             _keep(found, token, folders)
     return list(found)[: limits.PLAN_NAMED_PATHS_MAX]
+
+
+def paths_in_folder(text: str, value_of: ValueOf) -> list[str]:
+    """The path relative to the plan's folder that a text of a plan means; none for one that is elsewhere."""
+    found: dict[str, None] = {}
+    _keep(found, _filled(text, value_of), ())
+    return list(found)
 
 
 def _keep_all(found: dict[str, None], text: str | None, folders: Iterable[str]) -> None:

@@ -8,13 +8,15 @@ Empty lines are left out. Values are texts like those of a JSON array, and reach
 """
 
 import csv
+import io
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import cast
 
 from watchbill.errors import OursError
 from watchbill.plans.findings import shown
 
-__all__ = ["Reader", "reader_for"]
+__all__ = ["Reader", "reader_for", "spelled_as"]
 
 #: Reads a text; `parse` reads one JSON value and raises ValueError.
 Parse = Callable[[str], object]
@@ -25,6 +27,27 @@ def reader_for(file: str) -> Reader | None:
     """How the rows of a file with this name are read; None for a file that is one JSON value."""
     end = file.rpartition(".")[2].lower()
     return _READERS.get(end)
+
+
+def spelled_as(file: str, value: object) -> str:
+    """The content of a file with this name whose items are read as those of `value`."""
+    reader = reader_for(file)
+    if reader is _json_lines and isinstance(value, list):
+        return "\n".join(json.dumps(item) for item in cast("list[object]", value))
+    if reader in (_comma_separated, _tab_separated) and isinstance(value, list):
+        return _spelled_table(cast("list[object]", value), "," if reader is _comma_separated else "\t")
+    return json.dumps(value)
+
+
+def _spelled_table(items: Sequence[object], delimiter: str) -> str:
+    rows = [cast("Mapping[str, object]", item) for item in items if isinstance(item, dict)]
+    text = io.StringIO(newline="")
+    writer = csv.DictWriter(
+        text, list(rows[0]) if rows else ["id"], delimiter=delimiter, extrasaction="ignore"
+    )
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
 
 
 def _json_lines(text: str, file: str, parse: Parse) -> list[object]:

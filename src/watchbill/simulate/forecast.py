@@ -20,6 +20,7 @@ from watchbill.plans import limits
 from watchbill.plans.batch import ExecutePlan, encoded_inputs
 from watchbill.plans.check import Plan
 from watchbill.plans.expand import items_at, text_of
+from watchbill.plans.rows import spelled_as
 from watchbill.plans.task import Place, Task, TaskClass
 from watchbill.simulate.rig import Played, Rig, SimAgent
 
@@ -71,7 +72,7 @@ class Forecaster:
         rig = Rig(list(agents), _Runs(self.expected, self._evaluation))
         rig.put(f"plans/{self._order.plan}/plan.md", self._text)
         for path, manifest in self._manifests.items():
-            rig.put(path, json.dumps(manifest).encode())
+            rig.put(path, spelled_as(path, manifest).encode())
         return rig.play(self._order)
 
     def one_more(self, agents: Sequence[SimAgent], like: SimAgent) -> OneMore:
@@ -113,7 +114,8 @@ def _items(place: Place, path: str, readers: Sequence[Task], known: Known) -> It
     if not readers[0].depends_on:
         try:
             content = known.disk.read(path, limits.PLAN_MANIFEST_BYTES_MAX)
-            return Items(Source.LEARNED, [text_of([each])[1:-1] for each in items_at(content, place)])
+            items = items_at(content, place._replace(file=path))
+            return Items(Source.LEARNED, [text_of([each])[1:-1] for each in items])
         except (FileNotFoundError, NotADirectoryError, NotAFile):
             pass  # it may be made before the plan is submitted
     for name in names:

@@ -189,6 +189,7 @@ class Rig:
         refused = f"{places.REFUSED}/{order.batch}.json"
         if order.batch + ".json" in self._disk.names(places.REFUSED):
             raise OursError(fields_of(self._disk.read(refused, limits.FLEET_FILE_BYTES_MAX)).text("error"))
+        assert not self._disk.names(places.INBOX), "a plan was neither opened nor refused"
         if self._batches:
             waiting = [offer.task for name in self._board.offered() if (offer := self._brain.offer_of(name))]
             raise OursError(

@@ -1,5 +1,7 @@
 """A shared folder in memory, for a simulated fleet. Nothing is lost here, and nothing is ever late."""
 
+import errno
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -41,7 +43,7 @@ class FolderInMemory:
         try:
             return self._folders[folder][name]
         except KeyError:
-            raise FileNotFoundError(path) from None
+            raise _not_there(path) from None
 
     def has(self, pattern: str) -> bool:
         return True
@@ -60,7 +62,7 @@ class FolderInMemory:
         try:
             data = self._folders[folder].pop(name)
         except KeyError:
-            raise FileNotFoundError(source) from None
+            raise _not_there(source) from None
         self.put(target, data)
 
     def remove(self, path: str) -> None:
@@ -97,3 +99,8 @@ class FolderInMemory:
     def _is_there(self, path: str) -> bool:
         folder, _, name = path.rpartition("/")
         return name in self._folders.get(folder, ())
+
+
+def _not_there(path: str) -> FileNotFoundError:
+    """As a real disk says it: with a number that tells what went wrong."""
+    return FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)

@@ -42,7 +42,7 @@ from watchbill.plans.check import Plan, check, files_of
 from watchbill.plans.expand import expand, items_at, text_of
 from watchbill.plans.findings import shown
 from watchbill.plans.graph import nodes_of
-from watchbill.plans.named_files import Made, paths_named
+from watchbill.plans.named_files import Made, paths_in_folder, paths_named
 from watchbill.plans.placeholders import Placeholder
 from watchbill.plans.task import Executor, Task, TaskClass, Text, VramPolicy
 from watchbill.suggest import did_you_mean
@@ -119,6 +119,13 @@ class _Digests:
                 if path not in found and path not in self._made and (digest := self._named(path)):
                     found[path] = digest
         return found
+
+    def of_manifest(self, task: Task) -> str:
+        """The sha256 of the file of a foreach which the author wrote; "" for any other."""
+        if self._made is None or task.foreach is None:
+            return ""
+        paths = paths_in_folder(task.foreach.file, self._value_of)
+        return next((self._named(path) for path in paths if path not in self._made), "")
 
     def _value_of(self, place: Placeholder) -> str | None:
         if place.name == "PLAN_PATH":
@@ -197,7 +204,7 @@ def specs_of(plan: Plan, digests: _Digests, learned: Mapping[str, int]) -> Itera
         yield Spec(
             node, task.task_class, task.foreach, task.line, task.priority, _vram_mb(task, learned), task.retries + 1,
             task.executor is Executor.BRAIN, _text(task.model), _work(task),
-            digests.of(task),
+            digests.of(task), digests.of_manifest(task),
         )  # fmt: skip
 
 
@@ -252,7 +259,7 @@ def read_manifest(disk: Disk, ledger: Ledger, template: str) -> Manifest:
         raise OursError(f"{path} is not there; a task that this one depends on has to write it") from None
     except NotAFile as error:
         raise OursError(f"{path} cannot be read: {error}") from None
-    return Manifest(items_at(content, place), hashlib.sha256(content).hexdigest())
+    return Manifest(items_at(content, place._replace(file=path)), hashlib.sha256(content).hexdigest())
 
 
 def expansion(ledger: Ledger, template: str, manifest: Manifest) -> list[Entry]:

@@ -63,6 +63,7 @@ class Spec:
     model: str = ""
     work: Work = field(default_factory=Work)
     scripts: Mapping[str, object] = field(default_factory=dict[str, object])  # file of the plan -> sha256
+    manifest: str = ""  # the sha256 of the file of a foreach where the plan's author wrote it
 
     def fields(self) -> dict[str, object]:
         node = self.node
@@ -72,7 +73,7 @@ class Spec:
             "needs_done": node.needs_done, "batch_size": node.batch_size, "place": place, "line": self.line,
             "class": self.task_class.value, "priority": self.priority, "vram_mb": self.vram_mb,
             "attempts": self.attempts, "brain": self.for_brain, "model": self.model, "work": self.work.fields(),
-            "scripts": self.scripts,
+            "scripts": self.scripts, **({"manifest": self.manifest} if self.manifest else {}),
         }  # fmt: skip
 
     @classmethod
@@ -86,7 +87,7 @@ class Spec:
             node, TaskClass(fields.text("class")), Place(place[0], place[1:]) if place else None,
             fields.whole("line"), fields.optional_whole("priority"), fields.whole("vram_mb"),
             fields.whole("attempts", 3), fields.flag("brain"), fields.text("model"), Work.of(fields.fields("work")),
-            fields.mapping("scripts"),
+            fields.mapping("scripts"), fields.text("manifest"),
         )  # fmt: skip
 
 

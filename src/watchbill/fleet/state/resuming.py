@@ -4,7 +4,8 @@ A task keeps its end when it was complete and is still the same: its command and
 its work, the files of the plan that it names, the inputs that it uses, its items. A task without items also has to
 follow those it depends on: when one of them ran again, so does the task. A task of a fan-out gets what it works on by
 its item, so it follows only the tasks of the same item: a manifest that was made anew repeats no item that is in it
-unchanged. The items themselves stay frozen as long as no task before the fan-out ran again.
+unchanged. The items themselves stay frozen as long as no task before the fan-out ran again, and the author of the
+plan has not changed the file that they are in.
 
 When single tasks are asked for (`plan retry`), tasks that failed and were not asked for keep that end, too.
 """
@@ -28,7 +29,7 @@ from watchbill.fleet.state.entries import (
 from watchbill.fleet.state.ledger import Effect, Former, Ledger, Phase
 from watchbill.plans.placeholders import places_in
 
-__all__ = ["Change", "Reason", "carry_over", "reason_of", "strays"]
+__all__ = ["Change", "Reason", "carry_over", "reason_of", "reason_of_waiting", "strays"]
 
 _ENDS = (Phase.COMPLETE, Phase.FAILED, Phase.MANUAL)
 #: How long a task may take says nothing about what it does.
@@ -80,6 +81,20 @@ def reason_of(ledger: Ledger, task: str) -> Reason:
     if changed is not None:
         return changed
     return Reason(Change.KEPT) if is_complete else Reason(Change.LEFT, former.phase.value)
+
+
+def reason_of_waiting(ledger: Ledger, task: str) -> Reason:
+    """Why a task is not judged yet: it waits for others, or for the items in a file that has changed."""
+    spec = ledger.spec(task)
+    if spec.place is not None and _is_manifest_changed(ledger, spec):
+        return Reason(Change.ITEMS, spec.place.file)
+    return Reason(Change.WAITS)
+
+
+def _is_manifest_changed(ledger: Ledger, spec: Spec) -> bool:
+    """Whether the author of the plan has changed the file of a foreach since its items were read."""
+    former = ledger.former_items.get(spec.node.name)
+    return former is not None and former.spec.manifest not in ("", spec.manifest)
 
 
 def _changed(ledger: Ledger, task: str, former: Former) -> Reason | None:
@@ -179,6 +194,8 @@ def _frozen(ledger: Ledger, template: str) -> list[Entry]:
     former = [ledger.former_items.get(spec.node.name) for spec in group]
     first = former[0]
     if first is None or next(_ran(ledger, group[0].node.depends_on), None) is not None:
+        return []
+    if any(_is_manifest_changed(ledger, spec) for spec in group):
         return []
     for spec, found in zip(group, former, strict=True):
         if found is None or found.items != first.items or found.spec.place != spec.place:

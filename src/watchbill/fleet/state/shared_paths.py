@@ -12,7 +12,7 @@ from watchbill.fleet.folder import places
 from watchbill.fleet.folder.values import Fields
 from watchbill.fleet.state.ledger import Ledger
 from watchbill.plans.expand import item_of, values_of
-from watchbill.plans.placeholders import Placeholder, fill
+from watchbill.plans.placeholders import Placeholder, fill, places_in
 
 __all__ = ["manifest_path", "model_of", "output_path", "patterns_of", "text_of"]
 
@@ -62,23 +62,34 @@ def patterns_of(ledger: Ledger, task: str, texts: tuple[str, ...]) -> Iterator[s
 
 
 def _filled(ledger: Ledger, text: str, value_of: Callable[[Placeholder], str]) -> str:
-    """What does not begin with a placeholder is below the plan's folder."""
+    """What is relative is below the plan's folder, as in a command, also where the value of an input or an item is."""
     filled = fill(text, value_of)
-    if not text.startswith(("{", "/")):
+    if not filled.startswith("/") and not _begins_below_root(ledger, text):
         filled = f"plans/{ledger.plan}/{filled}"
     places.refuse_outside(filled)
     return filled
 
 
-def _value(ledger: Ledger, place: Placeholder) -> str:
-    """A built-in or an input, with paths relative to the root."""
-    known: dict[str, object] = {
-        **ledger.inputs,
-        "BATCH_ID": ledger.batch,
+def _begins_below_root(ledger: Ledger, text: str) -> bool:
+    """Whether a path begins with a folder whose place in the root is known: a built-in, or an input that lies there."""
+    offset, first = next(places_in(text), (-1, None))
+    if offset != 0 or first is None or first.is_item:
+        return False
+    return first.name in _folders(ledger) or not isinstance(ledger.inputs.get(first.name), str)
+
+
+def _folders(ledger: Ledger) -> dict[str, str]:
+    """The built-ins that are folders, relative to the root."""
+    return {
         "BATCH_PATH": places.batch_folder(ledger.plan, ledger.batch),
         "PLAN_PATH": f"plans/{ledger.plan}",
         "ROOT": ".",
     }
+
+
+def _value(ledger: Ledger, place: Placeholder) -> str:
+    """A built-in or an input, with paths relative to the root."""
+    known: dict[str, object] = {**ledger.inputs, "BATCH_ID": ledger.batch, **_folders(ledger)}
     value = known.get(place.name)
     if isinstance(value, str):
         return value
