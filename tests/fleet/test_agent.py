@@ -273,6 +273,20 @@ def test_plain_signal_files_work_as_well(rig: FleetRig) -> None:
     assert first_result(rig)["why"] == "aborted"
 
 
+def test_half_a_signal_ends_no_task_and_the_log_says_so(rig: FleetRig) -> None:
+    """FLEET-07: a file that somebody is still writing, or garbage, does not end whatever happens to run."""
+    rig.submit("b1", task("a", WAITING, "retries**: 0"))
+    agent = rig.start("cpu-1")
+    wait_until(lambda: started(rig))
+    garbage = rig.root / places.SIGNALS / "cpu-1.kill"
+    garbage.write_text('{"task_id": "b')
+    wait_until(lambda: "cpu-1.kill names no task that could be read" in agent.log.read_text())
+    assert garbage.exists() and not rig.results("cpu-1")
+    garbage.write_text('{"task_id": "a"}')
+    wait_until(lambda: not garbage.exists())
+    assert first_result(rig)["why"] == "aborted"
+
+
 def test_stop_lets_running_tasks_end_and_claims_nothing_more(rig: FleetRig) -> None:
     """FLEET-07."""
     rig.submit("b1", task("a", WAITING) + task("b", "true", "depends_on**: a"))

@@ -146,3 +146,40 @@ async def test_the_form_of_an_answer_is_asked_for_and_left_out_where_the_engine_
 def test_no_object_is_found_in_a_text_without_one() -> None:
     assert first_object("[1, 2] and {no") is None
     assert first_object("{" * 100_000) is None
+
+
+def cut_off(text: str, tokens: int) -> Talk:
+    """An engine whose answer ends before its end, after so many tokens."""
+    begun = chat_events(text, usage=False)[:-2]
+    last = {"choices": [{"index": 0, "delta": {}, "finish_reason": "length"}]}
+    usage = {"choices": [], "usage": {"prompt_tokens": 1, "completion_tokens": tokens}}
+    return stream_of(sse(*begun, last, usage, "[DONE]"))
+
+
+@pytest.mark.parametrize(
+    ("question", "why"),
+    [
+        (Question("a", "Go."), "the context of the model was full after 40 tokens"),
+        (Question("a", "Go.", tokens_max=50), "the context of the model was full after 40 tokens"),
+        (Question("a", "Go.", tokens_max=40), None),
+        (Question("a", "Go.", "", SCHEMA, TaskType.PARSE, 40), "cut off at max_tokens 40"),
+        (Question("a", "Go.", "", SCHEMA, TaskType.PARSE), "the context of the model was full"),
+    ],
+)
+async def test_an_answer_that_was_cut_off_is_a_failure_unless_the_plan_bounds_it(
+    question: Question, why: str | None
+) -> None:
+    """PLAN-02, PLAN-08: half an answer is none; only a text that the plan itself bounds ends there."""
+    async with open_gateway(cut_off("once upon", 40)) as gateway:
+        answers = Answers(gateway.url)
+        try:
+            if why is None:
+                assert await answers.answer(question) == "once upon"
+            else:
+                with pytest.raises(NoAnswer, match=why) as caught:
+                    await answers.answer(question)
+                assert "once upon" in str(caught.value)  # what it said is kept
+        finally:
+            await answers.close()
+        asked = [json.loads(each.body)["max_tokens"] for each in gateway.peer.asked]
+        assert asked == [question.tokens_max or 8_192]

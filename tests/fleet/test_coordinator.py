@@ -426,6 +426,23 @@ def test_a_task_without_progress_is_aborted_then_killed_then_left_to_a_person(ri
     assert os.listdir(rig.root / places.MANUAL) == [name]
 
 
+def test_files_among_the_signals_that_nobody_obeys_are_told_of_once(
+    rig: Rig, caplog: pytest.LogCaptureFixture
+) -> None:
+    """FLEET-07, FLEET-11."""
+    for name in ("hello.txt", "cpu-1.frob", "cpu-9.stop", "cpu-1.hold"):
+        (rig.root / places.SIGNALS / name).touch()
+    for now_ms in range(0, 5 * fleet_limits.STUCK_LOOK_MS, fleet_limits.STUCK_LOOK_MS // 2):
+        rig.beat()
+        rig.brain.turn(now_ms)
+    told = [record.getMessage() for record in caplog.records if "action=signal" in record.getMessage()]
+    assert sorted(told) == [
+        "action=signal file='cpu-1.frob' why=no signal is called so",
+        "action=signal file='cpu-9.stop' why=no agent of this name lives",
+        "action=signal file='hello.txt' why=no signal is called so",
+    ]
+
+
 def test_a_cancel_that_arrives_with_its_plan_is_obeyed(rig: Rig) -> None:
     """PLAN-07: the inbox is read in an order in which nothing is lost; a batch that nobody wants is not opened."""
     rig.submit("b1", "p", "### a\n- **command**: `true`\n")

@@ -493,13 +493,20 @@ def test_signals_are_read_as_people_and_the_coordinator_write_them(root: Path) -
     (root / "signals/gpu-1.stop").touch()
     (root / "signals/gpu-1.nonsense").touch()
     (root / "signals/gpu-10.stop").touch()
+    (root / "signals/gpu-2.abort").write_text("transcribe_v2\n")
+    (root / "signals/gpu-2.kill").write_text('{"task_id": "emb')
     found = signals.pending(disk, "gpu-1")
     assert [(each.order.value, each.task) for each in found] == [
         ("abort", "transcribe_v1"), ("kill", "embed"), ("stop", ""),
     ]  # fmt: skip
     for each in found:
         signals.obeyed(disk, each)
-    assert sorted(os.listdir(root / "signals")) == ["gpu-1.nonsense", "gpu-10.stop"]
+    others = signals.pending(disk, "gpu-2")
+    assert [(each.task, each.is_garbled) for each in others] == [("transcribe_v2", False), ("", True)]
+    assert dict(signals.strays(disk, ["gpu-1", "gpu-2"])) == {
+        "gpu-1.nonsense": signals.Stray.NO_SIGNAL, "gpu-10.stop": signals.Stray.NOBODY,
+    }  # fmt: skip
+    assert len(os.listdir(root / "signals")) == 4
 
 
 # ------------------------------------------------------------------ places

@@ -7,7 +7,7 @@ the client and decide when to ask: a background task in its turn, a probe at any
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import msgspec
 
@@ -21,13 +21,23 @@ from watchbill.errors import EngineFailed, TheirsError
 from watchbill.processes import limits as processes_limits
 from watchbill.quoting import on_one_line
 
-__all__ = ["Proving", "ask_chat", "ask_text", "prove", "prove_whole"]
+__all__ = ["ChatText", "Proving", "ask_chat", "ask_text", "prove", "prove_whole"]
 
 #: What a probe asks for: one token, or one vector.
 Proving = Literal["chat", "embed"]
 
 _CHAT = "/v1/chat/completions"
+#: Why an answer ended that was not at its end.
+_CUT = "length"
 _NO_HEADERS: Mapping[str, str] = MappingProxyType({})
+
+
+class ChatText(NamedTuple):
+    """What a model said."""
+
+    text: str
+    is_cut: bool = False  # it was not at its end: the bound of the request, or the context of the model
+    tokens: int | None = None  # of the answer, where the engine counts them
 
 
 class _Delta(msgspec.Struct):
@@ -37,6 +47,11 @@ class _Delta(msgspec.Struct):
 class _Choice(msgspec.Struct):
     delta: _Delta = msgspec.field(default_factory=_Delta)
     message: _Delta = msgspec.field(default_factory=_Delta)  # of a whole answer
+    finish_reason: str | None = None
+
+
+class _Usage(msgspec.Struct):
+    completion_tokens: int | None = None
 
 
 class _Event(msgspec.Struct):
@@ -44,6 +59,13 @@ class _Event(msgspec.Struct):
 
     choices: list[_Choice] = msgspec.field(default_factory=list[_Choice])
     error: dict[str, object] | str | None = None
+    usage: _Usage | None = None
+
+    @property
+    def said(self) -> ChatText:
+        text = "".join(choice.delta.content or choice.message.content or "" for choice in self.choices)
+        is_cut = any(choice.finish_reason == _CUT for choice in self.choices)
+        return ChatText(text, is_cut, None if self.usage is None else self.usage.completion_tokens)
 
 
 _decode = json_decoder(_Event).decode
@@ -85,7 +107,8 @@ async def ask_text(
     Raises EngineFailed when the engine does not give a whole answer, TheirsError when it refuses the question or
     answers with more characters than `chars_max`."""
     body = _chat(endpoint, model, prompt, tokens_max, stream=True)
-    return await ask_chat(client, Outgoing(endpoint, "POST", _CHAT, body), chars_max=chars_max, leave=leave)
+    asked = Outgoing(endpoint, "POST", _CHAT, body)
+    return (await ask_chat(client, asked, chars_max=chars_max, leave=leave)).text
 
 
 async def ask_chat(
@@ -95,8 +118,8 @@ async def ask_chat(
     chars_max: int,
     leave: Callable[[Call], None] = Call.abort,
     on_bytes: Callable[[int], None] | None = None,
-) -> str:
-    """The text of a streamed chat. Raises as `ask_text` does; what was answered in place of a stream is in the text.
+) -> ChatText:
+    """What is said in a streamed chat. Raises as `ask_text` does; what was answered in place of a stream is in it.
 
     `on_bytes` hears how many bytes came, signs of life before the answer included.
     """
@@ -109,7 +132,9 @@ async def ask_chat(
             failed = said_by(status) is Said.FAILED
             raise (EngineFailed if failed else TheirsError)(f"the engine answered {status}{about}")
         if call.content_type == "application/json":  # an engine without streams
-            return _bounded(_text_of(await call.read(limits.UPSTREAM_ANSWER_BYTES_MAX)), chars_max)
+            whole = _Collected(chars_max)
+            whole.add(_said_in(await call.read(limits.UPSTREAM_ANSWER_BYTES_MAX)))
+            return whole.whole()
         return await _text(call, chars_max, on_bytes)
     finally:
         leave(call)
@@ -125,28 +150,44 @@ def _message_in(body: bytes) -> str:
     return on_one_line(str(said))
 
 
-async def _text(call: Call, chars_max: int, on_bytes: Callable[[int], None] | None) -> str:
-    reader, said, is_done = EventReader(), "", False
+async def _text(call: Call, chars_max: int, on_bytes: Callable[[int], None] | None) -> ChatText:
+    reader, said, is_done = EventReader(), _Collected(chars_max), False
     while piece := await call.chunk():
         if on_bytes is not None:
             on_bytes(len(piece))
         for payload in reader.feed(piece):
             is_done = is_done or payload == DONE
-            said += "" if is_done else _text_of(payload)
-        _bounded(said, chars_max)
+            if not is_done:
+                said.add(_said_in(payload))
     if not is_done:
         raise EngineFailed("the engine's stream ended before its answer did")
-    return said
+    return said.whole()
 
 
-def _bounded(said: str, chars_max: int) -> str:
-    if len(said) > chars_max:
-        raise TheirsError(f"the engine answered with more than {chars_max} characters")
-    return said
+class _Collected:
+    """The parts of a streamed chat."""
+
+    def __init__(self, chars_max: int) -> None:
+        self._chars_max = chars_max
+        self._texts: list[str] = []
+        self._chars, self._is_cut = 0, False
+        self._tokens: int | None = None
+
+    def add(self, part: ChatText) -> None:
+        """Raises TheirsError where it is too much."""
+        self._texts.append(part.text)
+        self._chars += len(part.text)
+        self._is_cut = self._is_cut or part.is_cut
+        self._tokens = self._tokens if part.tokens is None else part.tokens
+        if self._chars > self._chars_max:
+            raise TheirsError(f"the engine answered with more than {self._chars_max} characters")
+
+    def whole(self) -> ChatText:
+        return ChatText("".join(self._texts), self._is_cut, self._tokens)
 
 
-def _text_of(payload: bytes) -> str:
-    """The text in one event of a chat, or in a whole one. Raises EngineFailed for anything else, and for a failure."""
+def _said_in(payload: bytes) -> ChatText:
+    """What one event of a chat says, or a whole one. Raises EngineFailed for anything else, and for a failure."""
     if not is_decodable(payload):
         raise EngineFailed("the engine sent an event of too many bytes or values, or digits in a number")
     try:
@@ -155,7 +196,7 @@ def _text_of(payload: bytes) -> str:
         raise EngineFailed(f"the engine sent something else than an answer: {error}") from error
     if event.error is not None:
         raise EngineFailed(f"the engine broke off: {on_one_line(str(event.error))}")
-    return "".join(choice.delta.content or choice.message.content or "" for choice in event.choices)
+    return event.said
 
 
 async def prove(
@@ -201,7 +242,7 @@ def _is_whole(stream: bytes) -> bool:
     for payload in EventReader().feed(stream):
         if payload == DONE:
             return True
-        _text_of(payload)
+        _said_in(payload)
     return False
 
 

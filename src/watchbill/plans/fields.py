@@ -118,6 +118,7 @@ class _Fields:
             model=self._single("model"),
             output=self._single("output"),
             evaluate=self._evaluate(type_),
+            tokens_max=self._tokens_max(type_),
             depends_on=self._dependencies(),
             needs=self._needs(),
             foreach=self._foreach(),
@@ -290,6 +291,12 @@ class _Fields:
             hint = "remove it, or ask a model with a prompt"
             self._wrong(wanted.line, f"a task of type {type_.value} has no answer that is evaluated", hint)
         return wanted
+
+    def _tokens_max(self, type_: TaskType) -> int:
+        if type_ is TaskType.SHELL and "max_tokens" in self._entries:
+            hint = "remove it, or ask a model with a prompt"
+            self._wrong(self._line("max_tokens"), "a task of type shell has no answer of a model", hint)
+        return self._number("max_tokens", 0, 1, limits.PLAN_ANSWER_TOKENS_MAX)
 
     def _check_order(self, command: Text) -> None:
         """A task of class meta is an order to an agent, and no program."""

@@ -73,6 +73,9 @@ KEYS: tuple[Key, ...] = (
     Key("output", Kind.PATH, "The file that the answer of a model is written to.", aliases=("output_file",)),
     Key("evaluate", Kind.TEXT, "What a good answer of a `generate` or `parse` task is. The coordinator's model scores "
         "the answer; below 3 of 5 the task is tried again, and told why."),
+    Key("max_tokens", Kind.NUMBER, "The longest answer of a model. A text ends there; a JSON object that is cut off "
+        "there is a failure.", "8192, and a longer answer is a failure",
+        aliases=("max_output_tokens", "max_completion_tokens", "num_predict")),
     Key("timeout", Kind.DURATION, "The longest time that an attempt may take, as `30m` or a number of seconds.",
         "none"),
     Key("retries", Kind.NUMBER, "How often a failed task is tried again.", "2", aliases=("max_retries",)),

@@ -34,6 +34,8 @@ PLAN_MANIFEST_BYTES_MAX = 512 * 2**20
 PLAN_MANIFEST_CHECKED_BYTES_MAX = 16 * 2**20
 PLAN_ITEMS_CHECKED_MAX = 10_000
 PLAN_BATCH_SIZE_MAX = 10_000
+#: Tokens of an answer that a plan may ask for.
+PLAN_ANSWER_TOKENS_MAX = 1_000_000
 PLAN_RETRIES_MAX = 100
 PLAN_VRAM_MB_MAX = 2**20
 #: A prompt, schema or script of the plan folder that is hashed.

@@ -123,6 +123,7 @@ class Task:
     model: Text | None = None
     output: Text | None = None
     evaluate: Text | None = None
+    tokens_max: int = 0  # of an answer; 0: no bound is written
     depends_on: tuple[Dependency, ...] = ()
     needs: Needs = Needs.COMPLETE
     foreach: Place | None = None

@@ -7,6 +7,9 @@ leaves, and the engine stops with it. A question whose engine failed is asked on
 that refuses that, or fails with it, is asked without. The first object in the answer counts, whatever stands around it.
 Where it does not match the schema, or there is none, the model is told so and asked once more. Then the task has
 failed, and its error output has what the model said.
+
+An answer that was cut off is none: the context of the model was full, or the answer would not end. Only a text that the
+plan itself bounds (`max_tokens`) ends there.
 """
 
 import json
@@ -15,7 +18,7 @@ from typing import cast
 
 from watchbill.catalog import PLANS_LANE
 from watchbill.engines.base import endpoint_of
-from watchbill.engines.engine_calls import ask_chat
+from watchbill.engines.engine_calls import ChatText, ask_chat
 from watchbill.engines.upstream import Deadlines, Outgoing, Upstream, UpstreamFailed
 from watchbill.errors import EngineFailed, TheirsError
 from watchbill.fleet import limits
@@ -58,26 +61,37 @@ class Answers:
         return json.dumps(await self.parse(question), ensure_ascii=False)
 
     async def generate(self, question: Question) -> str:
-        """The model's text. Raises EngineFailed after the second failure, TheirsError when it is refused."""
-        return await self._ask(question, question.messages)
+        """The model's text. Raises EngineFailed after the second failure, TheirsError when it is refused, and NoAnswer
+        where it was cut off before the plan's own bound."""
+        said = await self._ask(question, question.messages)
+        if said.is_cut and not _reaches_own_bound(question, said):
+            raise NoAnswer(f"{said.text}\n{_why_cut(question, said)}")
+        return said.text
 
     async def parse(self, question: Question) -> dict[str, object]:
         """A JSON object that matches the schema. Raises NoAnswer when the second answer does not either."""
         schema = JsonSchema(question.schema, "the schema of the task") if question.schema else None
         said = await self._ask(question, question.messages)
-        found, wrong = _judged(said, schema)
+        found, wrong = _judged(said.text, schema)
+        if found is None and said.is_cut:
+            raise NoAnswer(f"{said.text}\nthe model gave no usable JSON object: {_why_cut(question, said)}")
+        earlier = ""
         if found is None:
+            earlier = f"the first answer: {said.text}\nwas not usable: {wrong}\nthe second answer: "
             repair = f"That is not usable: {wrong}. Answer with the corrected JSON object and nothing else."
             turns: list[Message] = [
-                *question.messages, {"role": "assistant", "content": said}, {"role": "user", "content": repair},
+                *question.messages, {"role": "assistant", "content": said.text}, {"role": "user", "content": repair},
             ]  # fmt: skip
             said = await self._ask(question, turns)
-            found, wrong = _judged(said, schema)
+            found, wrong = _judged(said.text, schema)
         if found is None:
-            raise NoAnswer(f"{said}\nthe model gave no usable JSON object, also when asked again: {wrong}")
+            wrong = _why_cut(question, said) if said.is_cut else wrong
+            raise NoAnswer(
+                f"{earlier}{said.text}\nthe model gave no usable JSON object, also when asked again: {wrong}"
+            )
         return found
 
-    async def _ask(self, question: Question, messages: list[Message]) -> str:
+    async def _ask(self, question: Question, messages: list[Message]) -> ChatText:
         """Asks, and once more where the engine failed, or did not take the form that the answer shall have."""
         form = {} if self._refuses_forms else _form(question)
         try:
@@ -90,15 +104,36 @@ class Answers:
             self._refuses_forms = True
             return await self._ask_once(question, messages, {})
 
-    async def _ask_once(self, question: Question, messages: list[Message], form: Mapping[str, object]) -> str:
+    async def _ask_once(
+        self, question: Question, messages: list[Message], form: Mapping[str, object]
+    ) -> ChatText:
         fields: dict[str, object] = {
-            "messages": messages, "stream": True, "max_tokens": question.tokens_max, **form,
+            "messages": messages, "stream": True, "stream_options": {"include_usage": True},
+            "max_tokens": question.tokens_max or limits.ANSWER_TOKENS_MAX, **form,
         }  # fmt: skip
         if question.model:
             fields["model"] = question.model
         body = json.dumps(fields).encode("utf-8", "replace")
         asked = Outgoing(self._endpoint, "POST", _CHAT, body, self._headers)
         return await ask_chat(self._client, asked, chars_max=limits.ANSWER_CHARS_MAX, on_bytes=self._on_bytes)
+
+
+def _reaches_own_bound(question: Question, said: ChatText) -> bool:
+    """Whether an answer was cut off where the plan says so; an engine that does not count is believed."""
+    return bool(question.tokens_max) and (said.tokens is None or said.tokens >= question.tokens_max)
+
+
+def _why_cut(question: Question, said: ChatText) -> str:
+    """Why an answer that was cut off is none, and what to do."""
+    if _reaches_own_bound(question, said):
+        return f"it was cut off at max_tokens {question.tokens_max}; raise it, or ask for less"
+    if said.tokens is None or said.tokens >= limits.ANSWER_TOKENS_MAX:
+        most = limits.ANSWER_TOKENS_MAX
+        return f"the answer did not end within {most:,} tokens; ask for less, or bound it with max_tokens"
+    return (
+        f"the answer did not end: the context of the model was full after {said.tokens:,} tokens of it; "
+        "ask for less, bound it with max_tokens, or give the model a larger context"
+    )
 
 
 def _form(question: Question) -> dict[str, object]:

@@ -32,6 +32,7 @@ from watchbill.fleet.agent.hold import Hold
 from watchbill.fleet.agent.memory import Memory, NoDevice
 from watchbill.fleet.agent.model_work import ModelWork
 from watchbill.fleet.agent.rivals import Rivals
+from watchbill.fleet.agent.unclear_signals import UnclearSignals
 from watchbill.fleet.agent.work import ON_GPU, Fate, Finished, Prepared, Setting
 from watchbill.fleet.door.arrivals import Arrivals
 from watchbill.fleet.folder import places
@@ -103,6 +104,7 @@ class Agent:
         self._said_so_far: dict[str, str] = {}  # job -> the end of its output, not shown yet
         self._givings: set[asyncio.Task[None]] = set()  # talks with the host daemon about loans
         self._obeying: list[Signal] = []  # abort and kill, until their task has ended
+        self._unclear = UnclearSignals(options.name, options.told_root)
         self._pulse = Pulse(boot_id(), os.getpid(), start_time(os.getpid()) or 0, 0)
         self._reached_at = 0.0  # when a heartbeat last reached the shared folder
         self._beat_due_at = 0.0
@@ -484,8 +486,10 @@ class Agent:
         look = await self._files.do(desk.look)
         self._ahead.drop(waiting - look.held)
         self._end_revoked(look, before)
+        self._unclear.look(look.signals)
         for signal in look.signals:
-            await self._obey(desk, signal)
+            if signal in self._obeying or not self._unclear.has(signal, len(self._running)):
+                await self._obey(desk, signal)
         await self._confirm(desk)
         await self._show_output_so_far(desk)
         self._hold.end_in_time()

@@ -7,7 +7,6 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from watchbill.fleet import limits
 from watchbill.plans.task import TaskType
 
 __all__ = ["Message", "Question", "decision"]
@@ -30,7 +29,7 @@ class Question:
     system: str = ""
     schema: str = ""  # JSON Schema of the answer, as text
     type: TaskType = TaskType.GENERATE
-    tokens_max: int = limits.ANSWER_TOKENS_MAX
+    tokens_max: int = 0  # of the answer, by the plan's word; 0: the plan has none
 
     @property
     def messages(self) -> list[Message]:
@@ -39,8 +38,8 @@ class Question:
         return [*system, {"role": "user", "content": self.prompt}]
 
 
-def decision(model: str, prompt: str, system: str = "", schema: str = "") -> Question:
+def decision(model: str, prompt: str, system: str = "", schema: str = "", tokens_max: int = 0) -> Question:
     """A question whose answer is a decision."""
-    if schema:
-        return Question(model, prompt, system, schema, TaskType.DECIDE)
-    return Question(model, f"{prompt}\n\n{_HOW_TO_DECIDE}", system, json.dumps(_DECISION), TaskType.DECIDE)
+    if not schema:
+        prompt, schema = f"{prompt}\n\n{_HOW_TO_DECIDE}", json.dumps(_DECISION)
+    return Question(model, prompt, system, schema, TaskType.DECIDE, tokens_max)

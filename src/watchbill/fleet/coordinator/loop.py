@@ -33,7 +33,7 @@ from watchbill.fleet.folder.disk import Disk
 from watchbill.fleet.folder.headway import Headway
 from watchbill.fleet.folder.heartbeat import Heartbeat, Pulse, Watcher, read_heartbeat
 from watchbill.fleet.folder.results import End, Result, ResultReader
-from watchbill.fleet.folder.signals import Order, send
+from watchbill.fleet.folder.signals import Order, send, strays
 from watchbill.fleet.folder.slips import Slip
 from watchbill.fleet.folder.work import Work
 from watchbill.fleet.logs import Part
@@ -47,6 +47,7 @@ from watchbill.fleet.views.pictures import draw, draw_last, summary_of
 from watchbill.limits import STUCK_AFTER_MS
 from watchbill.plans.batch import ExecutePlan
 from watchbill.plans.task import TaskClass
+from watchbill.quoting import quoted
 
 __all__ = ["Coordinator", "Turn"]
 
@@ -108,6 +109,7 @@ class Coordinator:
         self._ladder = Ladder(stuck_after_ms)
         self._heating = Heating()
         self._stranded = Stranded()
+        self._strays: frozenset[str] = frozenset()  # files among the signals that nobody obeys
         self._stuck: set[str] = set()  # slips whose agents were asked to abort them
         self._active = ActiveBatches(disk, wall_ms, fleet)
         self._acts = Acts(disk, self._board, wall_ms)
@@ -307,6 +309,7 @@ class Coordinator:
         if now_ms < self._stuck_at_ms:
             return
         self._stuck_at_ms = now_ms + limits.STUCK_LOOK_MS
+        self._tell_of_strays()
         for held, step in self._ladder.look(list(self._held()), now_ms):
             offer = self._active.offer_of(held.name)
             if offer is None:
@@ -324,6 +327,13 @@ class Coordinator:
                 self._acts.later(
                     lambda held=held, order=order, task=task: send(self._disk, held.agent, order, task)
                 )
+
+    def _tell_of_strays(self) -> None:
+        """Say once which files among the signals nobody obeys."""
+        found = dict(strays(self._disk, self._living.keys()))
+        for name in found.keys() - self._strays:
+            _LOG.warning("action=signal file=%s why=%s", quoted(name), found[name].value)
+        self._strays = frozenset(found)
 
     def _held(self) -> Iterator[Held]:
         """The tasks that living agents hold."""

@@ -234,6 +234,7 @@ def _work(task: Task) -> Work:
         # The output is there when the answer is accepted, and not before.
         tuple(each.text for each in task.produces if task.output is None or each.text != task.output.text),
         {name: value.text for name, value in task.env}, task.soft_stop, task.sandbox, task.needs_pair,
+        task.tokens_max,
     )  # fmt: skip
 
 

@@ -6,9 +6,12 @@
     signals/AGENT.abort[.TASK]    terminate the worker of one task; its id is in the name, or in the file as JSON
     signals/AGENT.kill[.TASK]     the same, with SIGKILL
 
-The agent removes the file once it has obeyed, so a file that is still there was not obeyed yet.
+The agent removes the file once it has obeyed, so a file that is still there was not obeyed yet. A file that names no
+task may be one that somebody is writing: it is obeyed at a later look, and one that makes no sense is left and told of.
 """
 
+import re
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from enum import Enum
 
@@ -20,7 +23,10 @@ from watchbill.fleet.folder.disk import Disk
 from watchbill.fleet.folder.values import Fields, encode, fields_of
 from watchbill.names import check_plain_name
 
-__all__ = ["Order", "Signal", "obeyed", "pending", "send"]
+__all__ = ["Order", "Signal", "Stray", "obeyed", "pending", "send", "strays"]
+
+#: TASK or BATCH.TASK.
+_TASK = re.compile(r"[A-Za-z0-9._-]{1,255}")
 
 
 class Order(Enum):
@@ -37,6 +43,13 @@ class Order(Enum):
         return self in (Order.ABORT, Order.KILL)
 
 
+class Stray(Enum):
+    """Why nobody obeys a file among the signals."""
+
+    NO_SIGNAL = "no signal is called so"
+    NOBODY = "no agent of this name lives"
+
+
 @dataclass(frozen=True, slots=True)
 class Signal:
     """One signal file."""
@@ -46,6 +59,7 @@ class Signal:
     file: str
     why: HeldWhy = HeldWhy.PERSON  # of a hold, and which hold a resume lifts: a person's lifts every one
     for_ms: int = 0  # how long a hold lasts; 0: until a resume
+    is_garbled: bool = False  # what is in the file of an abort names no task
 
 
 def send(
@@ -74,28 +88,68 @@ def pending(disk: Disk, agent: str) -> list[Signal]:
     return [signal for signal in found if signal is not None]
 
 
+def strays(disk: Disk, living: Collection[str]) -> Iterator[tuple[str, Stray]]:
+    """The files that no agent obeys."""
+    for name in disk.names(places.SIGNALS)[: limits.SIGNALS_MAX]:
+        words = name.split(".")[1:]
+        if not any(word in _WORDS for word in words):
+            yield name, Stray.NO_SIGNAL
+        elif not any(name.startswith(f"{agent}.") for agent in living):
+            yield name, Stray.NOBODY
+        elif not any(_order_of(agent, name) for agent in living):
+            yield name, Stray.NO_SIGNAL
+
+
 def obeyed(disk: Disk, signal: Signal) -> None:
     """Remove a signal that was obeyed."""
     disk.remove(f"{places.SIGNALS}/{signal.file}")
 
 
 def _signal(disk: Disk, agent: str, name: str) -> Signal | None:
-    word, _, task = name.removeprefix(f"{agent}.").partition(".")
-    try:
-        order = Order(word)
-    except ValueError:
+    order = _order_of(agent, name)
+    if order is None:
         return None
-    said = _said(disk, name)
     if order.is_about_a_task:
-        return Signal(order, task or said.text("task_id") or said.text("task"), name)
+        task = name.removeprefix(f"{agent}.{order.value}").removeprefix(".")
+        return Signal(order, task, name) if task else _about_a_task(disk, order, name)
+    said = _said(disk, name)
     is_for_failures = said.text("why") == HeldWhy.FAILURES.value
     why = HeldWhy.FAILURES if is_for_failures else HeldWhy.PERSON
     return Signal(order, "", name, why, max(0, said.whole("for_ms")) if is_for_failures else 0)
 
 
+def _order_of(agent: str, name: str) -> Order | None:
+    return _WORDS.get(name.removeprefix(f"{agent}.").partition(".")[0])
+
+
+def _about_a_task(disk: Disk, order: Order, name: str) -> Signal:
+    """An abort or a kill whose task is in the file: as JSON, or by its name alone."""
+    content = _content(disk, name)
+    said = _fields(content)
+    task = said.text("task_id") or said.text("task")
+    if not task and not said.all():
+        task = content.decode("utf-8", "replace").strip()
+    is_garbled = bool(task) and not _TASK.fullmatch(task)
+    return Signal(order, "" if is_garbled else task, name, is_garbled=is_garbled)
+
+
 def _said(disk: Disk, name: str) -> Fields:
     """What is in the file, as its sender or a person wrote it; mostly nothing."""
+    return _fields(_content(disk, name))
+
+
+def _content(disk: Disk, name: str) -> bytes:
     try:
-        return fields_of(disk.read(f"{places.SIGNALS}/{name}", limits.FLEET_FILE_BYTES_MAX))
-    except (FileNotFoundError, ValueError, NotAFile):
+        return disk.read(f"{places.SIGNALS}/{name}", limits.FLEET_FILE_BYTES_MAX)
+    except (FileNotFoundError, NotAFile):
+        return b""
+
+
+def _fields(content: bytes) -> Fields:
+    try:
+        return fields_of(content)
+    except ValueError:
         return Fields({})
+
+
+_WORDS = {order.value: order for order in Order}

@@ -44,6 +44,7 @@ class Work:
     soft_stop: bool = False
     sandbox: Sandbox = Sandbox.NONE
     needs_pair: bool = False
+    tokens_max: int = 0  # of an answer; 0 for none
     remark: str = ""  # what was wrong with an earlier answer
     others: Mapping[str, object] = field(
         default_factory=dict[str, object]
@@ -60,7 +61,8 @@ class Work:
             fields.text("model"), fields.text("output"), fields.text("evaluate"),
             max(0, fields.whole("timeout_ms")), fields.texts("requires"), fields.texts("produces"),
             {key: env.text(key) for key in env.all()}, fields.flag("soft_stop"),
-            _word(Sandbox, fields.text("sandbox"), Sandbox.NONE), fields.flag("needs_pair"), fields.text("remark"),
+            _word(Sandbox, fields.text("sandbox"), Sandbox.NONE), fields.flag("needs_pair"),
+            max(0, fields.whole("max_tokens")), fields.text("remark"),
             _others(fields),
         )  # fmt: skip
 
@@ -71,7 +73,8 @@ class Work:
             "system": self.system, "schema": self.schema, "model": self.model, "output": self.output,
             "evaluate": self.evaluate, "timeout_ms": self.timeout_ms, "requires": list(self.requires),
             "produces": list(self.produces), "env": dict(self.env), "soft_stop": self.soft_stop,
-            "sandbox": self.sandbox.value, "needs_pair": self.needs_pair, "remark": self.remark,
+            "sandbox": self.sandbox.value, "needs_pair": self.needs_pair, "max_tokens": self.tokens_max,
+            "remark": self.remark,
         }  # fmt: skip
         return {key: value for key, value in found.items() if value} | dict(self.others)
 
@@ -91,7 +94,7 @@ _WORDS: Mapping[str, type[Enum]] = {"class": TaskClass, "type": TaskType, "sandb
 _KNOWN = {key: frozenset(each.value for each in kind) for key, kind in _WORDS.items()}
 _KEYS = frozenset(_WORDS) | {
     "command", "prompt", "system", "schema", "model", "output", "evaluate", "timeout_ms", "requires", "produces", "env",
-    "soft_stop", "needs_pair", "remark",
+    "soft_stop", "needs_pair", "max_tokens", "remark",
 }  # fmt: skip
 
 
