@@ -15,11 +15,12 @@ from watchbill.fleet.folder.disk import FolderDisk
 from watchbill.fleet.folder.heartbeat import Heartbeat, Pulse, write_heartbeat
 from watchbill.fleet.folder.values import Fields
 from watchbill.fleet.matching.abilities import Ability, Lack, Need, ability_of, lack_of, offered
-from watchbill.plans.task import TaskClass
+from watchbill.plans.task import Sandbox, TaskClass
 
 CPU, SCRIPT, LLM, META = TaskClass.CPU, TaskClass.SCRIPT, TaskClass.LLM, TaskClass.META
 PI = Ability("pi", 4)
 CARD = Ability("gpu-1", 0, True, False, 4915, "qwen", ("qwen", "bge"))
+CAGED = Ability("pi-2", 4, sandbox=Sandbox.LIGHT)
 PAIR = Ability("gpu-2", 0, True, True, 9830, "large", ("large",))
 BRAIN = Ability("brain", 2, own_model="large", models=("large",))
 
@@ -45,6 +46,11 @@ BRAIN = Ability("brain", 2, own_model="large", models=("large",))
         (Need(LLM, for_brain=True), [CARD], Lack.AGENT),
         (Need(LLM, model="large"), [CARD, BRAIN], Lack.OTHER_MODEL),
         (Need(CPU), [], Lack.AGENT),
+        (Need(CPU, sandbox=Sandbox.STRICT), [CAGED], Lack.SANDBOX),
+        (Need(CPU, sandbox=Sandbox.LIGHT), [CAGED], None),
+        (Need(CPU, sandbox=Sandbox.STRICT), [CAGED, PI], None),
+        (Need(SCRIPT, 1, sandbox=Sandbox.STRICT), [CAGED], Lack.CARD),
+        (Need(LLM, needs_pair=True), [PI, CARD], Lack.PAIR),
     ],
 )  # fmt: skip
 def test_a_task_can_be_run_by_an_agent_or_there_is_a_lack(
@@ -111,6 +117,24 @@ def test_a_plan_that_no_agent_could_run_is_refused_with_what_there_is(
         assert f"plan.md:{line}: ask {told}" in done.stderr, done.stderr
         assert "gpu-1 (1 cpu, 4,915 MB for scripts, models qwen)" in done.stderr
     assert not (folder / "history").exists()
+
+
+@pytest.mark.parametrize(
+    ("key", "rules"), [("- **sandbox**: strict\n", ""), ("", '[sandbox]\nlevel = "strict"\n')]
+)
+def test_a_sandbox_that_no_agent_can_make_is_said_before_anything_runs(
+    fleet: FleetFolder, key: str, rules: str
+) -> None:
+    """PLAN-03, FLEET-10: also one that the rules of the folder give to every task; a question needs none."""
+    fleet.write_plan("p", f"### locked\n- **command**: `true`\n{key}### ask\n- **prompt**: Go.\n")
+    (fleet.root / "permissions.toml").write_text(rules)
+    seen(fleet, "gpu-1", **GPU, sandbox="light")
+    for command in ("check", "submit"):
+        done = fleet.plan(command, "p")
+        assert done.returncode == 2 and done.stderr.count("demands the sandbox strict") == 1, done.stderr
+        assert "sandbox light" in done.stderr and "install bubblewrap" in done.stderr
+    seen(fleet, "gpu-1", **GPU, sandbox="strict")
+    assert fleet.plan("check", "p").returncode == 0
 
 
 def test_a_plan_that_wants_a_decision_or_a_score_needs_a_model_of_the_coordinator(fleet: FleetFolder) -> None:

@@ -375,6 +375,27 @@ def test_a_failed_task_is_retried_alone_while_the_others_stay_as_they_are(fleet:
     assert refused.returncode == 2 and "no batch has a task nobody" in refused.stderr
 
 
+def test_a_task_that_waits_for_its_next_attempt_may_be_retried_now_and_the_others_wait_on(
+    fleet: FleetFolder,
+) -> None:
+    """PLAN-07, FLEET-08: its back-off ends; the failures of tasks that nobody asked for still count."""
+    test = "- **command**: `echo >> {BATCH_PATH}/NAME.ran; test -e {BATCH_PATH}/go`\n- **retries**: 5\n"
+    fleet.write_plan("p", "".join(f"### {name}\n{test.replace('NAME', name)}" for name in ("one", "two")))
+    fleet.start_coordinator()
+    fleet.start_agent("cpu-1")
+    batch = fleet.submit("p")
+    wait_until(lambda: fleet.batch("p", batch).exists() and len(fleet.entries("p", batch, "fail")) == 2)
+    (fleet.batch("p", batch) / "go").touch()
+    asked = fleet.plan("retry", "one")
+    assert asked.returncode == 0, asked.stderr
+    wait_until(lambda: fleet.entries("p", batch, "accept"))
+    one, two = fleet.status(batch)["tasks"]
+    assert (one["state"], two["state"], two["attempt"]) == ("complete", "waiting", 1)
+    assert two["again_at"] is not None
+    assert "nothing to repeat" not in fleet.plan("retry", "two").stderr
+    assert fleet.wait(batch) == 0
+
+
 def test_tasks_for_the_coordinator_run_beside_it_and_nothing_of_it_outlives_it(fleet: FleetFolder) -> None:
     """PLAN-08, FLEET-01: `executor: brain` with a shell command needs no other agent; a kill leaves nothing behind."""
     fleet.write_plan("p", "### a\n- **executor**: brain\n- **command**: `echo $WATCHBILL_AGENT`\n")

@@ -53,6 +53,30 @@ def test_the_limits_of_tasks_are_shown(fleet: FleetFolder) -> None:
     assert fleet.status(batch)["limits"] == {"memory_bytes": 8 * 10**9, "processes": 5}
 
 
+@pytest.mark.parametrize(
+    ("options", "leave", "told"),
+    [("size=4m", leave_blocks, "is full"), ("size=8m,nr_inodes=400", leave_files, "its inodes are used up")],
+)
+def test_a_folder_that_takes_nothing_more_is_told_of_and_nobody_is_said_to_hang(
+    tmp_path: Path, options: str, leave: Callable[[Path, int], None], told: str
+) -> None:
+    """FLEET-12: a heartbeat that stands still because the disk is full is no hang."""
+    with small_disks(tmp_path) as mount, shared_folder(tmp_path, mount(options) / "shared") as fleet:
+        fleet.write_plan("p", f"### t\n- command: `{GATE}`\n")
+        brain = fleet.start_coordinator()
+        batch = fleet.submit("p")
+        wait_until(lambda: fleet.status(batch)["state"] == "running")
+        assert fleet.status_of_all()["shortage"] is None
+        os.kill(brain.pid, signal.SIGSTOP)
+        leave(fleet.root.parent, 0)
+        os.utime(fleet.root / places.COORDINATOR, (1, 1))
+        for shown in (fleet.plan("status").stdout, fleet.plan("status", batch).stdout):
+            assert told in shown and "hangs" not in shown, shown
+        assert fleet.status_of_all()["shortage"] in ("full", "files")
+        free_up(fleet.root.parent)
+        assert "it hangs, or its machine does" in fleet.plan("status").stdout
+
+
 # ------------------------------------------------------------------ all or nothing
 
 

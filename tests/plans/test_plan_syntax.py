@@ -488,3 +488,40 @@ def test_a_root_that_is_named_is_the_only_one_that_is_looked_into(tmp_path: Path
     with pytest.raises(ConfigError) as told:
         find_plan("p", tmp_path / "root", variables)
     assert "other" not in str(told.value)
+
+
+@pytest.mark.parametrize(
+    ("schema", "told"),
+    [
+        ('{"type": "banana"}', "its type cannot be banana; known are object"),
+        ('{"type": "object", "properties": {"n": {"type": "int"}}}', "n type cannot be int"),
+        ('{"required": "n"}', "required is not a list"),
+        ('{"properties": ["n"]}', "properties is not an object"),
+        ('{"type": ["object", "null"], "items": {"anyOf": [{"enum": [1]}, true]}, "x": 1}', ""),
+        ('{"type": "{KIND}"}', ""),
+    ],
+)
+def test_a_schema_that_nobody_could_use_is_found_before_the_start(schema: str, told: str) -> None:
+    """PLAN-02, PLAN-03."""
+    plan = f"# P\n## Inputs\n- `KIND`\n## Tasks\n### a\n- prompt: Go.\n- type: parse\n- schema: {schema}\n"
+    errors = [(each.line, each.text) for each in check(plan).findings.errors]
+    assert [line for line, _ in errors] == ([8] if told else [])
+    assert all(told in text for _, text in errors)
+
+
+@pytest.mark.parametrize(
+    ("key", "told"), [("shell", "command"), ("Input", "requires"), ("threads", "--cpu-slots")]
+)
+def test_keys_of_other_tools_are_told_what_to_write(key: str, told: str) -> None:
+    """PLAN-01."""
+    plan = f"# P\n## Tasks\n### a\n- command: ls\n- {key}: x\n"
+    [found] = check(plan).findings.errors
+    assert found.line == 5 and told in found.hint
+
+
+def test_the_longest_answer_is_a_number_of_a_task_that_asks_a_model() -> None:
+    """PLAN-02."""
+    plan = "# P\n## Tasks\n### a\n- prompt: Go.\n- max_tokens: 60\n### b\n- command: ls\n- max_tokens: 60\n"
+    found = check(plan)
+    assert [each.line for each in found.findings.errors] == [8]
+    assert found.plan.tasks[0].tokens_max == 60

@@ -11,10 +11,11 @@ from watchbill.fleet.folder import places
 from watchbill.fleet.folder.disk import FolderDisk
 from watchbill.fleet.folder.heartbeat import heartbeats
 from watchbill.fleet.matching.abilities import Ability, Lack, Need, ability_of, lack_of, offered
+from watchbill.fleet.permissions.ruling import load_book
 from watchbill.plans.check import Plan
 from watchbill.plans.findings import Findings, shown
 from watchbill.plans.placeholders import fill, places_in
-from watchbill.plans.task import Executor, Task, TaskClass
+from watchbill.plans.task import Executor, Sandbox, Task, TaskClass, TaskType
 
 __all__ = ["Agents"]
 
@@ -22,8 +23,11 @@ __all__ = ["Agents"]
 class Agents:
     """The agents that a plan may be run by."""
 
-    def __init__(self, known: Sequence[Ability], living: Sequence[Ability]) -> None:
-        self._known, self._living = known, living
+    def __init__(
+        self, known: Sequence[Ability], living: Sequence[Ability], least: Sandbox = Sandbox.NONE
+    ) -> None:
+        """`least` is the sandbox that the rules of the folder give to every task."""
+        self._known, self._living, self._least = known, living, least
 
     @classmethod
     def joined(cls, disk: FolderDisk) -> "Agents":
@@ -32,6 +36,7 @@ class Agents:
         return cls(
             [ability_of(name, beat) for name, beat in found.items()],
             [ability_of(name, beat) for name, beat in found.items() if beat.may_live],
+            load_book(disk.root, "").sandbox.level,
         )
 
     def refuse_what_none_could_run(self, plan: Plan, inputs: Mapping[str, str], findings: Findings) -> None:
@@ -59,12 +64,12 @@ class Agents:
         for task in plan.tasks:
             if task.evaluate is not None and has_brain:
                 yield task, Need(TaskClass.LLM, for_brain=True)
-            need = _need(task, inputs)
+            need = _need(task, inputs, self._least)
             if need is not None and (has_brain if need.for_brain else has_workers):
                 yield task, need
 
 
-def _need(task: Task, inputs: Mapping[str, str]) -> Need | None:
+def _need(task: Task, inputs: Mapping[str, str], least: Sandbox) -> Need | None:
     """What a task needs; None where only its item says which model it asks for."""
     model = task.model.text if task.model is not None else ""
     if any(place.name not in inputs for _, place in places_in(model)):
@@ -72,14 +77,21 @@ def _need(task: Task, inputs: Mapping[str, str]) -> Need | None:
     words = (
         task.command.text.split() if task.command is not None and task.task_class is TaskClass.META else []
     )
+    has_process = task.type is TaskType.SHELL and task.task_class is not TaskClass.META
     return Need(
         task.task_class, task.vram_mb or 0, fill(model, lambda place: inputs[place.name]),
         task.executor is Executor.BRAIN, task.needs_pair, words[1] if len(words) > 1 else "",
+        max(task.sandbox, least, key=lambda each: each.strength) if has_process else Sandbox.NONE,
     )  # fmt: skip
 
 
 def _figures(need: Need) -> dict[str, str]:
-    return {"mb": f"{need.vram_mb:,}", "model": shown(need.model), "agent": need.agent}
+    return {
+        "mb": f"{need.vram_mb:,}",
+        "model": shown(need.model),
+        "agent": need.agent,
+        "sandbox": need.sandbox.value,
+    }
 
 
 #: What is said of a lack, the key whose line it is said of, and what to do.
@@ -97,4 +109,6 @@ _WORDS: dict[Lack, tuple[str, str, str]] = {
                  "start an agent with --device and --model; for decide and evaluate write model into [coordinator]"),
     Lack.OTHER_MODEL: ("{task} asks for the model {model}, and no agent serves it", "model",
                        "name a model that one serves"),
+    Lack.SANDBOX: ("{task} demands the sandbox {sandbox}, and no agent that could run it can make that", "sandbox",
+                   "install bubblewrap where an agent runs, and start that agent again; or demand less"),
 }  # fmt: skip

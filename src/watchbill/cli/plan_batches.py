@@ -190,7 +190,9 @@ def show_logs(
     else:
         _print_log(disk, found, terminal)
         if ledger.phase(task) not in (Phase.COMPLETE, Phase.ISSUED):
-            terminal.note(f"--- {plain(why)}")
+            had = ledger.state(task).attempt
+            earlier = f"this was attempt {found.number} of {had}; now " if found.number < had else ""
+            terminal.note(f"--- {earlier}{plain(why)}")
     return 0
 
 
@@ -334,7 +336,8 @@ def retry_tasks(tasks: Sequence[str], *, batch: str | None, root: Path | None, q
     place, ledger = batch_of_task(disk, tasks[0], batch)
     _refuse_unknown(ledger, tasks)
     running = [task for task in tasks if ledger.phase(task) in (Phase.WAITING, Phase.READY, Phase.ISSUED)]
-    running = [task for task in running if not ledger.tasks_of(task)]
+    # A task that waits for its next attempt has none under way: it need not wait any longer.
+    running = [task for task in running if not ledger.tasks_of(task) and not ledger.state(task).delay_ms]
     if running:
         raise OursError(f"{running[0]} of {place.batch} has not ended, there is nothing to repeat")
     told = ", ".join([_repeated(ledger, task) for task in tasks])

@@ -16,6 +16,7 @@ from watchbill.fleet.permissions.rules import FILE, SandboxRules
 from watchbill.fleet.state.entries import Cause
 from watchbill.fleet.views.overview import BatchView, Overview, coordinator_of, short_fields
 from watchbill.fleet.views.progress import BatchProgress, BatchState, TaskLine, TaskStage
+from watchbill.fleet.views.room import Shortage, shortage_of
 from watchbill.units import format_bytes, format_millis
 
 __all__ = ["follow", "show_batch", "show_overview", "told_hold", "told_why", "wait"]
@@ -126,6 +127,8 @@ def _told_coordinator(view: "BatchView") -> str:
     brain = coordinator_of(view.disk)
     if brain.is_dead:
         return f"no coordinator runs; start one: {places.fleet_command(view.root, 'coordinator')}"
+    if shortage := shortage_of(view.root):
+        return told_shortage(view.root, shortage)
     if brain.silent_ms > limits.COORDINATOR_SILENCE_SHOWN_MS:
         return (
             f"the coordinator (host {brain.host or '?'}, pid {brain.pid}) has been silent for "
@@ -212,23 +215,29 @@ def _told_limits(rules: SandboxRules) -> Iterable[str]:
         yield f"limits of a task: {', '.join(filter(None, (memory, processes)))} ([sandbox] in {FILE})"
 
 
+def told_shortage(root: Path, shortage: Shortage) -> str:
+    """That the shared folder takes nothing, and what that means."""
+    return f"the shared folder {root} {shortage.value}: nothing is claimed or recorded there until it takes files again"
+
+
 def show_overview(found: Overview, terminal: Terminal) -> None:
     """Print it."""
-    brain = found.coordinator
+    brain, reason = found.coordinator, "it hangs, or its machine does"
+    if found.shortage is not None:
+        terminal.show(plain(told_shortage(found.root, found.shortage)))
+        reason = f"the shared folder {found.shortage.value}"
     if brain.is_dead:
         terminal.show(f"coordinator: none; start one: {places.fleet_command(found.root, 'coordinator')}")
     else:
         silent = brain.silent_ms > limits.COORDINATOR_SILENCE_SHOWN_MS
-        since = (
-            f", silent for {format_millis(brain.silent_ms)}: it hangs, or its machine does" if silent else ""
-        )
+        since = f", silent for {format_millis(brain.silent_ms)}: {reason}" if silent else ""
         terminal.show(f"coordinator: {plain(brain.host)}, pid {brain.pid}, epoch {brain.epoch}{since}")
     living = [each for each in found.agents if not each.is_dead]
     for each in living:
         constraints = [str(word) for word in each.constraints if word != HELD]
         limits_told = f", constrained: {plain(', '.join(constraints))}" if constraints else ""
         if each.silent_ms > fleet_limits.SILENCE_MS_MAX and each.state != STOPPED:
-            limits_told += f", silent for {format_millis(each.silent_ms)}: it hangs, or its machine does"
+            limits_told += f", silent for {format_millis(each.silent_ms)}: {reason}"
         terminal.show(
             f"agent {plain(each.name)}: {plain(each.state) or 'up'}, {each.running} running, "
             f"sandbox {plain(each.sandbox) or 'unknown'}{limits_told}"

@@ -58,6 +58,8 @@ SOFT_STOPS_MAX = 100
 FAILURES_IN_A_ROW_MAX = 3
 AGENT_HOLD_MS = 300_000
 ACCUSATIONS_MAX = 1_000
+#: A shared folder with less room than this counts as full.
+ROOM_BYTES_MIN = 65_536
 #: Submitted plans that are opened, and signals that are read, in one turn.
 INBOX_PER_TURN_MAX = 16
 SIGNALS_MAX = 1_000

@@ -14,9 +14,10 @@ from watchbill.errors import NameRefused, UnitError
 from watchbill.limits import PLAIN_NAME_CHARS_MAX
 from watchbill.names import check_plain_name
 from watchbill.plans import limits
+from watchbill.plans.answer_schema import fault_in
 from watchbill.plans.document import Entry, TaskText
 from watchbill.plans.findings import Findings, shown
-from watchbill.plans.keys import KEYS, Key, Kind, find_key
+from watchbill.plans.keys import ELSEWHERE, KEYS, Key, Kind, find_key, normal
 from watchbill.plans.task import (
     PRIORITIES,
     Dependency,
@@ -146,7 +147,10 @@ class _Fields:
             self._wrong(
                 entry.line,
                 f"{shown(entry.key.strip())} is not a key of a task",
-                lambda: did_you_mean(entry.key.strip(), [each.name for each in KEYS]),
+                lambda: (
+                    ELSEWHERE.get(normal(entry.key))
+                    or did_you_mean(entry.key.strip(), [each.name for each in KEYS])
+                ),
             )
         elif key.name in self._entries:
             before = self._entries[key.name].line
@@ -460,10 +464,13 @@ class _Fields:
         if schema is None or not schema.text.lstrip().startswith("{"):
             return schema
         try:
-            json.loads(schema.text)
+            wrong = fault_in(json.loads(schema.text))
         except (ValueError, RecursionError) as error:
             line = schema.line + (error.lineno - 1 if isinstance(error, json.JSONDecodeError) else 0)
             self._wrong(line, "schema is not valid JSON", shown(str(error)))
+        else:
+            if wrong:
+                self._wrong(schema.line, f"schema is no JSON Schema: {shown(wrong)}", "correct it")
         return schema
 
     def _single(self, key: str) -> Text | None:

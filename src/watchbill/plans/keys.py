@@ -7,7 +7,7 @@ from enum import Enum
 from functools import lru_cache
 from typing import NamedTuple
 
-__all__ = ["KEYS", "Key", "Kind", "find_key", "normal", "table_of_keys"]
+__all__ = ["ELSEWHERE", "KEYS", "Key", "Kind", "find_key", "normal", "table_of_keys"]
 
 
 class Kind(Enum):
@@ -91,6 +91,24 @@ KEYS: tuple[Key, ...] = (
     Key("id", Kind.NAME, "The name of the task, where its heading cannot be one.", "the heading"),
     Key("description", Kind.PROSE, "For people.", aliases=("note", "notes", "purpose")),
 )  # fmt: skip
+
+#: Keys of other tools, and what to write here.
+ELSEWHERE = {
+    "shell": "write - **command**:", "script": "write - **command**: with the program and the script",
+    "bash": "write - **command**:", "entrypoint": "write - **command**:",
+    "input": "write - **requires**: for files, or list a value under ## Inputs",
+    "inputs": "write - **requires**: for files, or list a value under ## Inputs",
+    "threads": "remove it: an agent runs as many tasks at a time as it has slots (--cpu-slots)",
+    "cores": "remove it: an agent runs as many tasks at a time as it has slots (--cpu-slots)",
+    "resources": "write - **vram_estimate_mb**: for GPU memory; [sandbox] memory in permissions.toml bounds the rest",
+    "log": "remove it: watchbill plan logs shows what a task wrote",
+    "wildcards": "write - **foreach**: FILE, and {ITEM.field} in the command",
+    "matrix": "write - **foreach**: FILE, and {ITEM.field} in the command",
+    "with_items": "write - **foreach**: FILE, and {ITEM} in the command",
+    "params": "list values under ## Inputs, and write {NAME} in the command",
+    "conda": "write source PATH/bin/activate && in front of the command", "if": "put the condition into the command",
+    "when": "put the condition into the command",
+}  # fmt: skip
 
 _BY_SPELLING = {spelling: key for key in KEYS for spelling in (key.name, *key.aliases)}
 

@@ -372,7 +372,7 @@ class Desk:
         except NotForUs:
             self.give_back(name, now_ms)
         except CannotCage as error:
-            self._refuse(name, End.NOT_RUNNABLE, f"{error}; {error.hint}")
+            self._refuse(name, End.NOT_RUNNABLE, str(error))
         except NotNow as error:
             self._refuse(name, End.FAILED, str(error))
         except OursError as error:

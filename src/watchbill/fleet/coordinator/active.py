@@ -238,7 +238,9 @@ def _log(ledger: Ledger, entry: Entry) -> None:
     if not _LOG.isEnabledFor(level):
         return
     task = getattr(entry, "task", "")
-    figures = ((key, getattr(entry, key, None)) for key in _LOGGED)
+    figures = [(key, getattr(entry, key, None)) for key in _LOGGED]
+    if isinstance(entry, Ended) and ledger.is_cancelled:
+        figures = [("outcome", "cancelled")]
     about = "".join(f" {key}={getattr(value, 'value', value)}" for key, value in figures if value)
     _LOG.log(level, "action=%s batch=%s%s%s", type(entry).__name__.lower(), ledger.batch,
              f" task={task}" if task else "", about)  # fmt: skip

@@ -13,7 +13,7 @@ from watchbill.fleet.folder import places
 from watchbill.fleet.folder.heartbeat import Heartbeat
 from watchbill.fleet.state.ledger import Ledger
 from watchbill.fleet.state.shared_paths import model_of
-from watchbill.plans.task import TaskClass
+from watchbill.plans.task import Sandbox, TaskClass
 
 __all__ = ["Ability", "Lack", "Need", "ability_of", "can_be_spared", "lack_of", "need_of", "offered"]
 
@@ -24,10 +24,11 @@ class Lack(Enum):
     AGENT = "agent"  # the one that runs such tasks at all
     SLOT = "slot"  # for class cpu
     CARD = "card"
-    PAIR = "pair"  # of cards
     MEMORY = "memory"
     MODEL = "model"  # of its own
     OTHER_MODEL = "other_model"  # the one that the task names
+    PAIR = "pair"  # of cards, with a model
+    SANDBOX = "sandbox"  # as strict as the task demands
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +41,7 @@ class Need:
     for_brain: bool = False
     needs_pair: bool = False
     agent: str = ""  # the only one that it is for
+    sandbox: Sandbox = Sandbox.NONE
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +55,18 @@ class Ability:
     budget_mb: int = 0
     own_model: str = ""
     models: tuple[str, ...] = ()
+    sandbox: Sandbox = Sandbox.STRICT  # the strictest that it can make
 
     def lack_for(self, need: Need) -> Lack | None:
         """What it lacks for a task; None where it could run it."""
         if need.agent and need.agent != self.agent:
             return Lack.AGENT
+        lack = self._lack_of_class(need)
+        if lack is None and need.sandbox.strength > self.sandbox.strength:
+            return Lack.SANDBOX
+        return lack
+
+    def _lack_of_class(self, need: Need) -> Lack | None:
         match need.task_class:
             case TaskClass.CPU:
                 return None if self.cpu_slots > 0 else Lack.SLOT
@@ -95,7 +104,13 @@ def ability_of(agent: str, heartbeat: Heartbeat) -> Ability:
         heartbeat.budget_mb,
         report.model,
         report.models,
+        _sandbox_of(report.sandbox),
     )
+
+
+def _sandbox_of(word: str) -> Sandbox:
+    """The strictest sandbox that an agent can make; one that does not say it is believed to make every one."""
+    return next((each for each in Sandbox if each.value == word), Sandbox.STRICT)
 
 
 def need_of(ledger: Ledger, task: str) -> Need:
@@ -104,7 +119,7 @@ def need_of(ledger: Ledger, task: str) -> Need:
     words = spec.work.command.split() if spec.task_class is TaskClass.META else []
     return Need(
         spec.task_class, state.vram_mb or spec.vram_mb, model_of(ledger, task), spec.for_brain, spec.work.needs_pair,
-        words[1] if len(words) > 1 else "",
+        words[1] if len(words) > 1 else "", Sandbox.NONE if spec.work.is_question else spec.work.sandbox,
     )  # fmt: skip
 
 
@@ -121,9 +136,9 @@ def lack_of(need: Need, agents: Iterable[Ability]) -> Lack | None:
 def can_be_spared(agent: Ability, others: Iterable[Ability]) -> bool:
     """Whether everything that an agent could run, one of the others could run as well."""
     rest = [each for each in others if each.agent not in (agent.agent, places.BRAIN)]
-    needs = [Need(TaskClass.CPU)] if agent.cpu_slots > 0 else []
+    needs = [Need(TaskClass.CPU, sandbox=agent.sandbox)] if agent.cpu_slots > 0 else []
     if agent.has_card:
-        needs.append(Need(TaskClass.SCRIPT, agent.budget_mb))
+        needs.append(Need(TaskClass.SCRIPT, agent.budget_mb, sandbox=agent.sandbox))
     needs += [Need(TaskClass.LLM, model=model, needs_pair=agent.is_pair) for model in agent.models]
     if agent.own_model:
         needs.append(Need(TaskClass.LLM, needs_pair=agent.is_pair))
@@ -141,4 +156,6 @@ def _told(agent: Ability) -> str:
         parts.append(f"{agent.budget_mb:,} MB for scripts")
     if agent.models:
         parts.append(f"models {', '.join(agent.models)}")
+    if agent.sandbox is not Sandbox.STRICT:
+        parts.append(f"sandbox {agent.sandbox.value}")
     return f"{agent.agent} ({', '.join(parts)})"

@@ -369,7 +369,7 @@ class Ledger:
             raise IllegalTransition(f"{self.batch} was never opened, and cannot be reopened")
         self._remember()
         for task, state in self._states.items():
-            if not state.token:
+            if not state.token and not self._goes_on(task, entry):
                 self._states[task] = TaskState(attempt=state.attempt, last=state.last)
         self._slices = {task: part for task, part in self._slices.items() if self.state(task).token}
         self._expanded, self.expandable, self.kept = {}, {}, set()
@@ -383,6 +383,11 @@ class Ledger:
             self._specs, self._parts = {spec.node.name: spec for spec in self._parts}, []
         self._graph = Graph(spec.node for spec in self._specs.values())
         return _effect(self._graph.start())
+
+    def _goes_on(self, task: str, entry: Reopen) -> bool:
+        """Whether a task waits for its next attempt, and nobody asked for it: its failures count."""
+        is_asked = not entry.again or task in entry.again or self.template_of(task) in entry.again
+        return not is_asked and self.former[task].phase is Phase.READY
 
     def _remember(self) -> None:
         """Keep what the last round came to."""

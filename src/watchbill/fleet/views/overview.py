@@ -21,6 +21,7 @@ from watchbill.fleet.permissions.ruling import load_book
 from watchbill.fleet.state.ledger import Ledger
 from watchbill.fleet.state.reading import BatchPlace, Follower, batches_of, refusal_of
 from watchbill.fleet.views.progress import BatchProgress, BatchState, TaskStage, progress_of
+from watchbill.fleet.views.room import Shortage, shortage_of
 
 __all__ = [
     "AgentView", "BatchView", "CoordinatorView", "Overview", "agents_of", "coordinator_of", "limits_fields", "overview",
@@ -193,6 +194,7 @@ class Overview:
     agents: list[AgentView]
     batches: list[BatchProgress]
     limits: SandboxRules  # of every task; those of a plan may be tighter
+    shortage: Shortage | None = None  # why the folder takes no more files
 
 
 def overview(root: Path, disk: FolderDisk, batches_max: int) -> Overview:
@@ -203,8 +205,9 @@ def overview(root: Path, disk: FolderDisk, batches_max: int) -> Overview:
     holdings = Board(disk).look_around()
     progress = [BatchView(disk, each).look() for each in sorted([*active, *rest])]
     return Overview(
-        root, coordinator_of(disk), agents_of(disk, holdings), progress, load_book(root, "").sandbox
-    )
+        root, coordinator_of(disk), agents_of(disk, holdings), progress, load_book(root, "").sandbox,
+        shortage_of(root),
+    )  # fmt: skip
 
 
 def overview_fields(found: Overview) -> dict[str, object]:
@@ -213,6 +216,7 @@ def overview_fields(found: Overview) -> dict[str, object]:
         "root": str(found.root), "coordinator": found.coordinator.fields(),
         "agents": {each.name: each.fields() for each in found.agents}, "limits": limits_fields(found.limits),
         "batches": [short_fields(each) for each in found.batches],
+        "shortage": None if found.shortage is None else found.shortage.name.lower(),
     }  # fmt: skip
 
 
