@@ -21,7 +21,8 @@ from watchbill.catalog import LATEST_WINS, Lane, WorkClass
 from watchbill.core.absence import pins_before, pins_text
 from watchbill.core.candidate import HeldTurn
 from watchbill.core.companions import Candidate, CompanionSet, total_needs
-from watchbill.core.forecast import can_forecast
+from watchbill.core.crowd import Foretold
+from watchbill.core.forecast import Forecast, can_forecast
 from watchbill.core.messages import Admit, Arrived, JournalEvent, Left, Refusal, Request, SiteSpent
 from watchbill.core.model_state import ModelState
 from watchbill.core.policy import Policy
@@ -68,6 +69,7 @@ class Admission:
         self._state = state
         self.policy = policy
         self._sets = SetChoices(state)
+        self._foretold = Foretold(state)
         self._latest: dict[tuple[str, str | None], str] = {}  # lane and key -> the newest request
 
     def arrived(self, event: Arrived, now: int) -> None:
@@ -97,7 +99,7 @@ class Admission:
         if can_start:
             self._admit(request, choices[0], 0, now)
             return
-        forecasts = [self.policy.forecast(self._state, choice, request, now) for choice in choices]
+        forecasts = [self._forecast(choice, request, now) for choice in choices]
         for bound_ms in self._bounds(request, choices):
             for choice, forecast in zip(choices, forecasts, strict=True):
                 # A guess refuses no request: a large model that was never loaded here may load quickly. Sending one
@@ -110,6 +112,14 @@ class Admission:
                     self._admit(request, choice, min(forecast.ms, request.max_wait_ms), now)
                     return
         self._refuse_late(request, asked, min(forecast.ms for forecast in forecasts), now)
+
+    def _forecast(self, choice: Candidate, request: Request, now: int) -> Forecast:
+        """When a request that arrives would start."""
+        found = self._foretold.find(choice, request, now)
+        if found is None:
+            found = self.policy.forecast(self._state, choice, request, now)
+            self._foretold.keep(choice, request, found, now)
+        return found
 
     def _bounds(self, request: Request, choices: Sequence[Candidate]) -> tuple[int, ...]:
         """The waits that are accepted, the shortest first: that of the routing rule where there is another site."""

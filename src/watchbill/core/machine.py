@@ -23,6 +23,7 @@ from watchbill.core.absence import Missing
 from watchbill.core.admission import Admission
 from watchbill.core.background import Epochs, Rotation
 from watchbill.core.contenders import wanted_elsewhere
+from watchbill.core.crowd import pause_ms
 from watchbill.core.dispatch import Dispatch
 from watchbill.core.emergency import Emergency
 from watchbill.core.guarded import make_policy
@@ -67,6 +68,7 @@ class Machine:
         self._watchdog = Watchdog(self.state)
         self._missing = Missing(self.state)
         self._seen = -1  # the state's change count when the last turn began
+        self._turned_at = 0
         self.routes = {
             m.Arrived: self._arrived,
             m.Left: self._left,
@@ -121,8 +123,19 @@ class Machine:
             return
         if state.waiting or state.companion_sets:
             self._dispatch.grant(now)
-        if not self._is_over(armed, now):
-            self._turn(now, overdue=min(armed - 1, *state.wakes, now + 1) <= now)
+        if self._is_over(armed, now) or (kind is m.Arrived and self._waits_for_next_turn(armed, now)):
+            return
+        self._turn(now, overdue=min(armed - 1, *state.wakes, now + 1) <= now)
+
+    def _waits_for_next_turn(self, armed: int, now: int) -> bool:
+        """Whether an arrival that cannot start is weighed a moment later, together with those that come meanwhile."""
+        at = self._turned_at + pause_ms(self.state)
+        if now >= at:
+            return False
+        if at < armed:
+            self.state.armed = at
+            self.state.out.append(m.Wake(at))
+        return True
 
     def _is_over(self, armed: int, now: int) -> bool:
         """Whether nothing more can follow from an event about one request.
@@ -145,6 +158,7 @@ class Machine:
 
     def _turn(self, now: int, *, overdue: bool) -> None:
         """Runs everything that can follow. Unless something may be overdue, only changes of the event count."""
+        self._turned_at = now
         self._admission.rehome(now)
         self._reconfigure.settle()  # or an old definition with a line would be loaded and closed without end
         self.state.refresh(now)

@@ -267,6 +267,7 @@ class Rate:
         softly = soft_at(state, model, oldest, now, unsure=unsure, coming=coming)
         softly += finishing_ms(state, model, oldest, now)
         begins = min(softly, *(hard.get(s.name, mine).begins for s in (model, *ahead)))
+        waiting = _weight_waiting(state, model) + state.catalog.policy.weights[request.work_class]
         found = forecast_start(
             state,
             model,
@@ -275,7 +276,7 @@ class Rate:
             ahead=ahead,
             turn_in_ms=max(0.0, begins - now),
             leaves_ms=lambda other, dry_ms: self._leaves_ms(
-                state, other, model, request, dry_ms=dry_ms, now=now
+                state, other, model, request, dry_ms=dry_ms, waiting=waiting, now=now
             ),
             room=room,
         )
@@ -308,7 +309,15 @@ class Rate:
         return min(brought_ms, _freed_ms(state, model, request, now))
 
     def _leaves_ms(
-        self, state: State, other: ModelState, model: Candidate, request: Request, *, dry_ms: float, now: int
+        self,
+        state: State,
+        other: ModelState,
+        model: Candidate,
+        request: Request,
+        *,
+        dry_ms: float,
+        waiting: float,
+        now: int,
     ) -> float:
         """When another model leaves that runs dry in `dry_ms`: never if its callers come back before that, after a
         linger time where the balance, with this request in it, would not tip.
@@ -319,7 +328,7 @@ class Rate:
             return math.inf
         is_there = other.stage is Stage.READY
         idle_ms = now - other.last_used if is_there and other.is_idle else 0
-        stays_ms = self._stays_ms(state, other, model, request, now)
+        stays_ms = self._stays_ms(state, other, model, request, waiting=waiting, now=now)
         quiet_ms = dry_ms + max(0.0, stays_ms - idle_ms)
         if not stays_ms or request.work_class <= other.worth_class(now):
             return quiet_ms
@@ -330,13 +339,12 @@ class Rate:
         return _lingers_ms(other, dry_ms, since_ms, quiet_ms, now)
 
     def _stays_ms(
-        self, state: State, other: ModelState, model: Candidate, request: Request, now: int
+        self, state: State, other: ModelState, model: Candidate, request: Request, *, waiting: float, now: int
     ) -> float:
         """How long another model stays after it ran dry, if nobody comes back."""
-        balance = self.balance(state, model, (other,), now)
-        waiting = balance.waiting + state.catalog.policy.weights[request.work_class]
+        balance = self.balance(state, model, (other,), now, waiting=waiting)
         asked = other.inertia * other.demand(now)
-        if replace(balance, waiting=waiting, residual_ms=0.0, momentum=asked).tips:
+        if replace(balance, residual_ms=0.0, momentum=asked).tips:
             return 0.0
         is_lower = request.work_class > other.worth_class(now)
         comes_back = other.is_frequented(now) and other.rate.is_known(now)
@@ -369,7 +377,9 @@ class Rate:
         victims = cover(state.shortage_of(head), self._leaving(state, turn, now), lambda s: s.price(now))
         if victims is None:
             # A quantum protects work. A model that ran dry in its own leaves for a hard turn if that is a gain.
-            plan = self._option(state, head, head, (), now) if turn.is_hard else None
+            if not turn.is_hard:
+                return None
+            plan = self._option(state, head, head, (), now, idle_plans=_idle_plans(state))
             return None if plan is None else replace(plan, kind=PlanKind.DUE)
         if not victims:
             return Plan(head, (), PlanKind.FITS, Fits())
@@ -416,9 +426,10 @@ class Rate:
         A model replaces nothing while one of a better class or priority waits for the same room.
         """
         passed_over: list[tuple[Rank, Candidate]] = []
+        idle_plans = _idle_plans(state)
         for target in sorted(targets, key=lambda s: (s.rank(now), s.next_came())):
             rank = target.rank(now)
-            plan = self._option(state, target, head, earmarked, now)
+            plan = self._option(state, target, head, earmarked, now, idle_plans=idle_plans)
             if plan is not None and not (plan.victims and _is_passed(target, rank, passed_over)):
                 return plan
             if state.shortage_of(target):
@@ -426,7 +437,14 @@ class Rate:
         return None
 
     def _option(
-        self, state: State, target: Candidate, head: Candidate | None, earmarked: Cover, now: int
+        self,
+        state: State,
+        target: Candidate,
+        head: Candidate | None,
+        earmarked: Cover,
+        now: int,
+        *,
+        idle_plans: Sequence[ModelState],
     ) -> Plan | None:
         """How a model could be loaded now without a turn."""
         mine = target is head
@@ -438,7 +456,7 @@ class Rate:
         hung = yielding(state, target, now)
         leaving += hung
         leaving += [s for s in state.in_stage(Stage.LOADING) if self._may_abort(s, target, now, hung)]
-        leaving += [s for s in state.in_stage(Stage.PLANNED) if self._may_displace(state, s, target, now)]
+        leaving += [s for s in idle_plans if s not in target.members and target.rank(now) < s.rank(now)]
         if not leaving:
             return None  # the common case under load: every model is busy with work of the same class
         victims = cover(short, leaving, lambda s: self._momentum(s, target, now))
@@ -455,12 +473,12 @@ class Rate:
             return None
         return Plan(target, victims, PlanKind.RATE, Outweighs(balance.pressure, balance.momentum))
 
-    def balance(self, state: State, target: Candidate, victims: Cover, now: int) -> Balance:
+    def balance(
+        self, state: State, target: Candidate, victims: Cover, now: int, *, waiting: float | None = None
+    ) -> Balance:
         """Weighs the waiting work against the work of the leaving models."""
-        leased_counts = not state.local_interactive_waits()
-        lines = [s for s in state.lines() if s.wants_memory and share_room(s, target)]
         return Balance(
-            waiting=sum(s.weight_waiting(leased_counts=leased_counts) for s in lines),
+            waiting=_weight_waiting(state, target) if waiting is None else waiting,
             coming=target.rate.seen(now) * target.quantum_ms,
             load_ms=target.load.ms,
             residual_ms=max((v.residual(now) for v in victims), default=0.0),
@@ -495,18 +513,6 @@ class Rate:
         return [s for s in movable(state, target) if (s.has_lingered(now) if rotation else s.has_paused(now))]
 
     @staticmethod
-    def _may_displace(state: State, model: ModelState, target: Candidate, now: int) -> bool:
-        """Whether a plan that only waits for another load to end makes room for a better class or priority.
-
-        Nothing was stopped or loaded for it, so nothing is lost.
-        """
-        if model in target.members or model.spec.permanent or model.plan_for != model.name:
-            return False
-        waits_for_load = any(share_room(s, model) for s in state.in_stage(Stage.LOADING))
-        is_cleared = not any(s.leaving_for == model.plan_for for s in state.managed)
-        return waits_for_load and is_cleared and not model.sleeps and target.rank(now) < model.rank(now)
-
-    @staticmethod
     def _may_abort(
         model: ModelState, target: Candidate, now: int, counted: Sequence[ModelState] = ()
     ) -> bool:
@@ -515,6 +521,29 @@ class Rate:
         lower = target.top_class() < min(model.plan_class, model.top_class())
         worth_it = model.load_left_ms(now) > target.load.ms + target.service.ms
         return lower and worth_it and not model.spec.permanent and model.aborts < ABORTS_MAX
+
+
+def _weight_waiting(state: State, target: Candidate) -> float:
+    """The weight of all that waits for the room of a model."""
+    leased_counts = not state.local_interactive_waits()
+    lines = [s for s in state.lines() if s.wants_memory and share_room(s, target)]
+    return sum(s.weight_waiting(leased_counts=leased_counts) for s in lines)
+
+
+def _idle_plans(state: State) -> list[ModelState]:
+    """The plans that only wait for another load to end, and make room for a better class or priority.
+
+    Nothing was stopped or loaded for them, so nothing is lost.
+    """
+    loading, left_for = state.in_stage(Stage.LOADING), {s.leaving_for for s in state.managed}
+    return [
+        s
+        for s in state.in_stage(Stage.PLANNED)
+        if not (s.spec.permanent or s.sleeps)
+        and s.plan_for == s.name
+        and s.plan_for not in left_for
+        and any(share_room(other, s) for other in loading)
+    ]
 
 
 def _lingers_ms(other: ModelState, dry_ms: float, since_ms: float, quiet_ms: float, now: int) -> float:
