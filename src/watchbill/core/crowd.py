@@ -19,9 +19,9 @@ __all__ = ["Foretold", "pause_ms"]
 #: So many models that wait are a crowd.
 CROWD_MIN = 16
 #: Arrivals are weighed at most once in so many milliseconds for each model that waits.
-PAUSE_MS = 0.5
+PAUSE_MS = 2
 #: A forecast serves the next requests of its kind for so many milliseconds for each model that waits.
-SHARED_MS = 10
+SHARED_MS = 50
 #: Kinds of requests whose forecasts are kept.
 KINDS_MAX = 4_096
 

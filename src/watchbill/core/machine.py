@@ -123,12 +123,12 @@ class Machine:
             return
         if state.waiting or state.companion_sets:
             self._dispatch.grant(now)
-        if self._is_over(armed, now) or (kind is m.Arrived and self._waits_for_next_turn(armed, now)):
+        if self._is_over(armed, now) or (kind is not m.Ended and self._waits_for_next_turn(armed, now)):
             return
         self._turn(now, overdue=min(armed - 1, *state.wakes, now + 1) <= now)
 
     def _waits_for_next_turn(self, armed: int, now: int) -> bool:
-        """Whether an arrival that cannot start is weighed a moment later, together with those that come meanwhile."""
+        """Whether one that comes or leaves is weighed a moment later, together with those that do so meanwhile."""
         at = self._turned_at + pause_ms(self.state)
         if now >= at:
             return False
