@@ -164,6 +164,7 @@ def test_an_answer_that_is_aborted_stops_its_engine_and_shows_its_progress_befor
         return sum(each["progress"]["output_bytes"] for each in beat["active_tasks"])
 
     wait_until(lambda: (fleet.root / places.heartbeat_path("gpu-1")).exists() and written() > 0)
+    wait_until(lambda: "word word" in fleet.plan("logs", "long").stdout)  # FLEET-12: what it has said so far
     assert fleet.run("signal", "gpu-1", "abort", "long", "--root", str(fleet.root)).returncode == 0
     assert fleet.wait(batch) == 1
     [task] = fleet.status(batch)["tasks"]

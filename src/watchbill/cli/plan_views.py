@@ -162,7 +162,7 @@ def _counted(progress: BatchProgress) -> str:
 def _times(progress: BatchProgress) -> str:
     told: list[str] = []
     if progress.started is not None and progress.finished is not None:
-        told.append(f"in {format_millis(max(0, progress.finished - progress.started))}")
+        told.append(f"in {format_millis(max(0, progress.finished - progress.started - progress.paused_ms))}")
     if not progress.state.has_ended and progress.rate_per_min:
         told.append(f"{progress.rate_per_min:,g} tasks a minute")
     if progress.left_ms is not None and not progress.state.has_ended:

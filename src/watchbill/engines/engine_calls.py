@@ -118,10 +118,11 @@ async def ask_chat(
     chars_max: int,
     leave: Callable[[Call], None] = Call.abort,
     on_bytes: Callable[[int], None] | None = None,
+    on_text: Callable[[str], None] | None = None,
 ) -> ChatText:
     """What is said in a streamed chat. Raises as `ask_text` does; what was answered in place of a stream is in it.
 
-    `on_bytes` hears how many bytes came, signs of life before the answer included.
+    `on_bytes` hears how many bytes came, signs of life before the answer included, `on_text` each part of the answer.
     """
     call = client.call(asked, streamed=True)
     try:
@@ -135,7 +136,7 @@ async def ask_chat(
             whole = _Collected(chars_max)
             whole.add(_said_in(await call.read(limits.UPSTREAM_ANSWER_BYTES_MAX)))
             return whole.whole()
-        return await _text(call, chars_max, on_bytes)
+        return await _text(call, _Collected(chars_max, on_text), on_bytes)
     finally:
         leave(call)
 
@@ -150,8 +151,8 @@ def _message_in(body: bytes) -> str:
     return on_one_line(str(said))
 
 
-async def _text(call: Call, chars_max: int, on_bytes: Callable[[int], None] | None) -> ChatText:
-    reader, said, is_done = EventReader(), _Collected(chars_max), False
+async def _text(call: Call, said: "_Collected", on_bytes: Callable[[int], None] | None) -> ChatText:
+    reader, is_done = EventReader(), False
     while piece := await call.chunk():
         if on_bytes is not None:
             on_bytes(len(piece))
@@ -167,8 +168,8 @@ async def _text(call: Call, chars_max: int, on_bytes: Callable[[int], None] | No
 class _Collected:
     """The parts of a streamed chat."""
 
-    def __init__(self, chars_max: int) -> None:
-        self._chars_max = chars_max
+    def __init__(self, chars_max: int, on_text: Callable[[str], None] | None = None) -> None:
+        self._chars_max, self._on_text = chars_max, on_text
         self._texts: list[str] = []
         self._chars, self._is_cut = 0, False
         self._tokens: int | None = None
@@ -176,6 +177,8 @@ class _Collected:
     def add(self, part: ChatText) -> None:
         """Raises TheirsError where it is too much."""
         self._texts.append(part.text)
+        if self._on_text is not None:
+            self._on_text(part.text)
         self._chars += len(part.text)
         self._is_cut = self._is_cut or part.is_cut
         self._tokens = self._tokens if part.tokens is None else part.tokens

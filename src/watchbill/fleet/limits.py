@@ -136,6 +136,8 @@ ESCALATION_TEXT_CHARS_MAX = 2_000
 ANSWER_TOKENS_MAX = 8_192
 ANSWER_CHARS_MAX = 2**20
 ANSWER_BRACES_MAX = 1_000
+#: How much of the end of an answer people see while it is given.
+SO_FAR_CHARS_MAX = 4_096
 #: How long an answer waits for its score, how much of it is judged, and how much of the reason is kept.
 EVALUATION_MS_MAX = 600_000
 EVALUATED_CHARS_MAX = 32_768

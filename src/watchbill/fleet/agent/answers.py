@@ -38,8 +38,15 @@ class NoAnswer(TheirsError):
 class Answers:
     """Asks the models behind one address of a daemon."""
 
-    def __init__(self, url: str, key: str = "", *, on_bytes: Callable[[int], None] | None = None) -> None:
-        """`on_bytes` hears how many bytes came, signs of life before the answer included."""
+    def __init__(
+        self,
+        url: str,
+        key: str = "",
+        *,
+        on_bytes: Callable[[int], None] | None = None,
+        on_text: Callable[[str], None] | None = None,
+    ) -> None:
+        """`on_bytes` hears how many bytes came, signs of life before the answer included, `on_text` what is said."""
         self._endpoint = endpoint_of(url)
         self._headers = {"X-Watchbill-Lane": PLANS_LANE.name} | (
             {"Authorization": f"Bearer {key}"} if key else {}
@@ -47,7 +54,7 @@ class Answers:
         # A request may wait for its model as long as its lane allows: the task's own time limit ends it sooner.
         wait_ms = PLANS_LANE.max_wait_ms + limits.ANSWER_SLACK_MS
         self._client = Upstream(Deadlines(first_byte_ms=wait_ms, silence_ms=wait_ms))
-        self._on_bytes = on_bytes
+        self._on_bytes, self._on_text = on_bytes, on_text
         self._refuses_forms = False
 
     async def close(self) -> None:
@@ -115,7 +122,13 @@ class Answers:
             fields["model"] = question.model
         body = json.dumps(fields).encode("utf-8", "replace")
         asked = Outgoing(self._endpoint, "POST", _CHAT, body, self._headers)
-        return await ask_chat(self._client, asked, chars_max=limits.ANSWER_CHARS_MAX, on_bytes=self._on_bytes)
+        return await ask_chat(
+            self._client,
+            asked,
+            chars_max=limits.ANSWER_CHARS_MAX,
+            on_bytes=self._on_bytes,
+            on_text=self._on_text,
+        )
 
 
 def _reaches_own_bound(question: Question, said: ChatText) -> bool:

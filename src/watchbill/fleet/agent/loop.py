@@ -511,7 +511,7 @@ class Agent:
 
     async def _show_output_so_far(self, desk: Desk) -> None:
         """Let people see what running tasks have written. A folder that does not take it has taken no result either."""
-        said, self._said_so_far = self._said_so_far, {}
+        said, self._said_so_far = self._said_so_far | self._model_work.said_so_far(), {}
         shown = [(self._running[job].prepared, text) for job, text in said.items() if job in self._running]
         if shown:
             await self._files.do(lambda: desk.show_so_far(shown))

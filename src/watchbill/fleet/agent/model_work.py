@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 
 from watchbill.errors import WatchbillError
+from watchbill.fleet import limits
 from watchbill.fleet.agent.answers import Answers
 from watchbill.fleet.agent.memory import Memory
 from watchbill.fleet.agent.questions import Question
@@ -35,6 +36,8 @@ class _Running:
     timer: asyncio.TimerHandle | None = None
     cause: Cause = Cause.EXIT
     heard_bytes: int = 0
+    said: str = ""  # the end of the answer so far
+    has_news: bool = False  # something was said since the last look
 
 
 class ModelWork:
@@ -64,6 +67,13 @@ class ModelWork:
     def heard_bytes(self, job: str) -> int:
         """How much the daemon has said so far: a request that waits for its turn gets signs of life."""
         return self._running[job].heard_bytes
+
+    def said_so_far(self) -> dict[str, str]:
+        """The end of each answer to which something was added since the last look, by job."""
+        news = {job: running for job, running in self._running.items() if running.has_news}
+        for running in news.values():
+            running.has_news = False
+        return {job: running.said for job, running in news.items()}
 
     async def close(self) -> None:
         """End every task."""
@@ -107,7 +117,12 @@ class ModelWork:
         model = question.model or state.own_model
         if model and model not in state.hot:
             await self._memory.load(model)
-        answers = Answers(state.model_url, self._key, on_bytes=lambda count: self._count(job, count))
+        answers = Answers(
+            state.model_url,
+            self._key,
+            on_bytes=lambda count: self._count(job, count),
+            on_text=lambda text: self._hear(job, text),
+        )
         try:
             return await answers.answer(replace(question, model=model))
         finally:
@@ -115,6 +130,11 @@ class ModelWork:
 
     def _count(self, job: str, heard_bytes: int) -> None:
         self._running[job].heard_bytes += heard_bytes
+
+    def _hear(self, job: str, text: str) -> None:
+        running = self._running[job]
+        running.said = (running.said + text)[-limits.SO_FAR_CHARS_MAX :]
+        running.has_news = True
 
     async def _obey(self, order: MetaCommand, model: str) -> str:
         model = model or self._memory.state.own_model

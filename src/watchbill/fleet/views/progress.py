@@ -117,6 +117,7 @@ class BatchProgress:
     rate_per_min: float | None = None
     left_ms: int | None = None
     held: Mapping[str, OnHold] = field(default_factory=dict[str, OnHold])  # living agents that claim nothing
+    paused_ms: int = 0  # between its ends and the times when it was reopened
 
     @property
     def total(self) -> int:
@@ -177,6 +178,7 @@ def progress_of(ledger: Ledger, holdings: Holdings, living: Mapping[str, Heartbe
         ledger.batch, ledger.plan, _state_of(ledger), Counter(each.state for each in tasks), tasks, _shares(tasks),
         ledger.opened_ms or None, ledger.ended_ms or None, rate,
         round(left / rate * 60_000) if rate and is_foreseeable else None, agents.held,
+        ledger.paused_ms,
     )  # fmt: skip
 
 
