@@ -21,8 +21,9 @@ from watchbill.errors import EngineFailed
 from watchbill.gateway.answers import engine_error
 from watchbill.gateway.growing import Kept, growing_text, whole_texts
 from watchbill.gateway.limits import ASSEMBLY_HELD_BYTES, CHOICES_MAX, TOOL_CALLS_MAX
+from watchbill.gateway.toolcalls import begins_call, spelled
 from watchbill.gateway.usage import UsageSum
-from watchbill.gateway.wire import NO_STREAM, decode_fields
+from watchbill.gateway.wire import NO_STREAM, decode_fields, said_in
 from watchbill.limits import JSON_DIGITS_BYTES_MIN
 
 __all__ = ["Assembly"]
@@ -154,9 +155,11 @@ class Assembly:
 
     def _read(self, payloads: list[bytes]) -> None:
         """Reads events: at once if they are all plain, else one by one, as fields."""
-        if payloads and payloads[-1] == DONE:
+        if self._is_done:
+            return  # nothing belongs to an answer that is over
+        if DONE in payloads:
             self._is_done = True
-            payloads.pop()
+            payloads = payloads[: payloads.index(DONE)]
         if not payloads:
             return
         joined = b",".join(payloads)
@@ -196,7 +199,7 @@ class Assembly:
     def _said(self, last: _Plain) -> Fields:
         """The whole answer that plain events are."""
         text = "".join(self._words)
-        choices = [_chat_choice(0, text, self._finish_reason)] if self._has_choice else []
+        choices = [_chat_choice(0, text, self._finish_reason or "stop")] if self._has_choice else []
         top: Fields = {"id": last.id, "object": _CHAT, "created": last.created, "model": last.model}
         return {**top, **self._more, "choices": choices}
 
@@ -212,9 +215,6 @@ class Assembly:
         self._take_fields(event)
 
     def _take(self, payload: bytes) -> None:
-        if payload == DONE:
-            self._is_done = True
-            return
         event = decode_fields(payload, NO_STREAM)
         if "error" in event:
             raise engine_error(502, event)
@@ -262,7 +262,7 @@ class Assembly:
             fields = cast("Fields", piece)
             index = fields.get("index", len(calls))
             call = next((known for known in reversed(calls) if known.get("index") == index), None)
-            if call is None:
+            if call is None or begins_call(fields, call.get("id")):
                 if len(calls) >= TOOL_CALLS_MAX:
                     raise EngineFailed(f"the model made more than {TOOL_CALLS_MAX} tool calls")
                 call = {"index": index}
@@ -306,13 +306,12 @@ class Assembly:
         choices = [self._choices[index] for index in sorted(self._choices)]
         for choice in choices:
             whole_texts(choice)
-            message = choice.get("message")
-            if isinstance(message, dict):
-                _finish_message(cast("Fields", message))
+        reasons = [choice.get("finish_reason") for choice in choices]
+        for choice in choices:
+            _finish_choice(choice, str(self._top.get("id", "")))
         answer = self._top
         answer["object"] = _CHAT if self.chat else "text_completion"
         answer["choices"] = choices
-        reasons = [choice.get("finish_reason") for choice in choices]
         return answer, bool(reasons) and None not in reasons
 
 
@@ -328,11 +327,42 @@ def _chat_choice(index: int, content: str | None, finish_reason: str | None) -> 
     return {"index": index, "message": message, "logprobs": None, "finish_reason": finish_reason}
 
 
-def _finish_message(message: Fields) -> None:
+def _finish_choice(choice: Fields, id: str) -> None:
+    """Gives a choice what clients rely on, where its engine left it out: the reason of its end, and whole calls."""
+    message = choice.get("message")
+    has_calls = isinstance(message, dict) and _finish_message(
+        cast("Fields", message), id, choice.get("index")
+    )
+    if has_calls and choice.get("finish_reason") in (None, "stop"):
+        choice["finish_reason"] = "tool_calls"
+    elif choice.get("finish_reason") is None:
+        choice["finish_reason"] = "stop"
+
+
+def _finish_message(message: Fields, id: str, choice: object) -> bool:
+    """A whole message; whether it has calls."""
+    if isinstance(message.get("content"), list):  # of parts, as some engines have it
+        text, thoughts = said_in(message["content"])
+        message["content"] = text
+        if thoughts and not message.get("reasoning_content"):
+            message["reasoning_content"] = thoughts
     calls = message.get("tool_calls")
     if isinstance(calls, list):
-        for call in cast("list[Fields]", calls):
+        for place, call in enumerate(cast("list[Fields]", calls)):
             whole_texts(call)
             call.pop("index", None)  # a whole answer has no such field
-    elif message.get("content") is None:
+            _finish_call(call, f"call_{id}_{choice}_{place}")
+        return bool(calls)
+    if message.get("content") is None:
         message["content"] = ""
+    return False
+
+
+def _finish_call(call: Fields, id: str) -> None:
+    call["id"] = call.get("id") or id
+    call["type"] = call.get("type") or "function"
+    function = call.get("function")
+    if isinstance(function, dict):
+        fields = cast("Fields", function)
+        if not isinstance(fields.get("arguments"), str):
+            fields["arguments"] = spelled(fields.get("arguments")) or "{}"

@@ -50,6 +50,9 @@ Sender = Callable[[Start], Outgoing]
 Unknown = Callable[[], bool]
 
 _JSON = "application/json"
+#: What answers have and errors have not, and what an answer may have where there is no error.
+_ANSWERS = frozenset({"choices", "data", "results", "embedding", "embeddings"})
+_NO_ERROR = frozenset({b"null", b'""', b"false", b"{}"})
 #: White space around an engine's answer is shorter than this.
 _END_BYTES = 1024
 #: Batching stages pays off from this many concurrent requests.
@@ -352,16 +355,20 @@ async def _rest(relay: Relay, first: bytes) -> Whole:
 
 
 def _check_ends(answer: bytes) -> None:
-    """Raises EngineFailed for anything but a JSON object, whatever the engine calls it. A large answer, such as
-    vectors, is not read for that: its first and last bytes tell."""
+    """Raises EngineFailed for anything but a JSON object, whatever the engine calls it, and EngineRefused for an error
+    that the engine calls a success. A large answer, such as vectors, is not read for that: its first and last bytes
+    tell."""
     has_ends = answer[:_END_BYTES].lstrip()[:1] == b"{" and answer[-_END_BYTES:].rstrip()[-1:] == b"}"
+    outline: dict[str, msgspec.Raw] = {}
     try:
         if has_ends and len(answer) <= JSON_AT_ONCE_BYTES_MAX:
-            _decode_outline(answer)
+            outline = _decode_outline(answer)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         has_ends = False
     if not has_ends:
         raise _NoObject("the engine's answer is no JSON object")
+    if "error" in outline and _ANSWERS.isdisjoint(outline) and bytes(outline["error"]) not in _NO_ERROR:
+        raise engine_error(502, _said_in(answer[:ERROR_BYTES_MAX]))
 
 
 def _pass_on(relay: Relay, answer: bytes) -> Whole:
@@ -372,7 +379,8 @@ def _pass_on(relay: Relay, answer: bytes) -> Whole:
             relay.finish(ok=True)
             return Whole(_JSON, answer)
         relay.finish(ok=None)
-        raise EngineFailed(f"the engine answered {relay.status}; redirects are not followed")
+        hint = "; redirects are not followed" if relay.status >= 300 else ", and nothing with it"
+        raise EngineFailed(f"the engine answered {relay.status}{hint}")
     answer = answer[:ERROR_BYTES_MAX]
     error = engine_error(relay.status, _said_in(answer))
     relay.finish(ok=verdict(error))

@@ -1,6 +1,8 @@
 """Tool calls in the making: an OpenAI stream brings them in pieces, other protocols want them whole.
 
-Does no I/O. A call whose arguments are cut off by the token limit is left out: half of a call must not be run.
+Does no I/O. Pieces of a call have its number. Some engines number every call 0 and tell them apart by their ids: a
+piece with a name and another id than the call of its number begins a new one. A call whose arguments are cut off by the
+token limit is left out: half of a call must not be run.
 """
 
 from dataclasses import dataclass, field
@@ -14,7 +16,7 @@ from watchbill.gateway.growing import Kept
 from watchbill.gateway.limits import GROWN_CALLS_WEIGHT_MAX, TOOL_CALLS_MAX
 from watchbill.gateway.wire import decode_fields
 
-__all__ = ["ToolCall", "ToolCalls"]
+__all__ = ["ToolCall", "ToolCalls", "begins_call", "spelled"]
 
 Fields = dict[str, object]
 
@@ -23,7 +25,8 @@ Fields = dict[str, object]
 class ToolCall:
     """One call, as far as it has come."""
 
-    index: int
+    index: int  # its place among the calls of the answer
+    number: object = None  # what the engine calls it by
     id: str = ""
     name: str = ""
     arguments: StringIO = field(default_factory=StringIO)
@@ -58,26 +61,38 @@ class ToolCalls:
         return self.calls
 
     def _take(self, piece: Fields) -> tuple[ToolCall, str]:
-        index = piece.get("index")
-        known = next((call for call in reversed(self.calls) if call.index == index), None)
-        if known is None:
+        number = piece.get("index")
+        known = next((call for call in reversed(self.calls) if call.number == number), None)
+        if known is None or number is None or begins_call(piece, known.id):
             if len(self.calls) >= TOOL_CALLS_MAX:
                 raise EngineFailed(f"the model made more than {TOOL_CALLS_MAX} tool calls")
-            known = ToolCall(index if isinstance(index, int) else len(self.calls))
+            known = ToolCall(len(self.calls), number)
             self.calls.append(known)
-        function = piece.get("function")
-        fields = cast("Fields", function) if isinstance(function, dict) else {}
+        fields = _function_of(piece)
         known.id = known.id or _text(piece.get("id"))
         known.name = known.name or _text(fields.get("name"))
         grown = fields.get("arguments")
-        text = grown if isinstance(grown, str) else _spelled(grown)
+        text = grown if isinstance(grown, str) else spelled(grown)
         self._kept.json(text)
         known.arguments.write(text)
         return known, text
 
 
-def _spelled(arguments: object) -> str:
-    """Some engines send arguments as an object, at once."""
+def begins_call(piece: Fields, id: object) -> bool:
+    """Whether a piece begins another call than the one of this id, although it has its number.
+
+    Some engines give every piece an id of its own, but only the first one of a call a name."""
+    own = piece.get("id")
+    return bool(own and id and own != id and _text(_function_of(piece).get("name")))
+
+
+def _function_of(piece: Fields) -> Fields:
+    function = piece.get("function")
+    return cast("Fields", function) if isinstance(function, dict) else {}
+
+
+def spelled(arguments: object) -> str:
+    """Arguments as a text. Some engines send them as an object, at once."""
     try:
         return msgspec.json.encode(arguments).decode() if arguments else ""
     except (OverflowError, ValueError) as error:

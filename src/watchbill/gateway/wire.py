@@ -8,6 +8,7 @@ however the bytes were split; a line larger than its bound is an error, so that 
 fill the memory. The plain reader of events is `engines.sse`.
 """
 
+import re
 from collections.abc import Iterator
 from typing import cast
 
@@ -29,6 +30,7 @@ __all__ = [
     "event",
     "line",
     "read_chunk",
+    "said_in",
 ]
 
 Fields = dict[str, object]
@@ -64,8 +66,9 @@ class ChunkReader:
     def feed(self, piece: bytes) -> Iterator[Chunk]:
         """The chunks that `piece` completes, up to an error within (raises EngineRefused) or garbage (EngineFailed)."""
         for payload in self._reader.feed(piece):
-            if not self._is_end(payload):
-                yield self._read(payload)
+            if self.is_done or self._is_end(payload):
+                return  # nothing belongs to an answer that is over
+            yield self._read(payload)
 
     def _is_end(self, payload: bytes) -> bool:
         if payload != DONE:
@@ -89,15 +92,30 @@ def read_chunk(fields: Fields) -> Chunk:
     said = _object(choice.get("delta")) or _object(choice.get("message")) or choice
     logprobs = _object(choice.get("logprobs"))
     reason = choice.get("finish_reason")
+    content, thoughts = said_in(said.get("content"))
     return Chunk(
-        text=_text(said.get("content")) or _text(choice.get("text")) or _text(said.get("refusal")),
-        reasoning=_text(said.get("reasoning_content")) or _text(said.get("reasoning")),
+        text=content or _text(choice.get("text")) or _text(said.get("refusal")),
+        reasoning=_text(said.get("reasoning_content")) or _text(said.get("reasoning")) or thoughts,
         tool_calls=_objects(said.get("tool_calls")),
         logprobs=_objects(logprobs.get("content")),
         finish_reason=reason if isinstance(reason, str) else None,
         usage=_object(fields.get("usage")) or None,
         timings=_object(fields.get("timings")) or None,
     )
+
+
+def said_in(content: object) -> tuple[str, str]:
+    """The text and the thoughts in a message's content: a text, or parts of it, as Mistral's engines have it."""
+    if isinstance(content, str):
+        return content, ""
+    text, thoughts = "", ""
+    for part in _objects(content):
+        if part.get("type") == "thinking":
+            inner = part.get("thinking")
+            thoughts += inner if isinstance(inner, str) else said_in(inner)[0]
+        else:
+            text += _text(part.get("text"))
+    return text, thoughts
 
 
 def _text(value: object) -> str:
@@ -154,6 +172,10 @@ def _without_return(text: bytes) -> bytes:
 NO_STREAM = "the engine's stream is no stream of JSON objects"
 
 _decode = json_decoder(Fields).decode
+#: An escaped half of a pair of surrogates without the other half behind, or before, it.
+_HALF_PAIR = re.compile(
+    rb"\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])|(?<!\\u[dD][89abAB][0-9a-fA-F]{2})\\u[dD][c-fC-F][0-9a-fA-F]{2}"
+)
 
 
 def decode_fields(text: bytes, complaint: str) -> Fields:
@@ -161,9 +183,19 @@ def decode_fields(text: bytes, complaint: str) -> Fields:
     if not is_decodable(text):
         raise EngineFailed(f"{complaint}: it has too many bytes or values, or digits in a number")
     try:
-        if len(text) < JSON_DIGITS_BYTES_MIN:
-            return _decode(text)
-        with collector_paused():
-            return _decode(text)
+        return _decoded(text)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise EngineFailed(f"{complaint}: {error}") from None
+        fault = error
+    if _HALF_PAIR.search(text) is not None:  # half of a character, whose other half is in the next event
+        try:
+            return _decoded(_HALF_PAIR.sub(rb"\\ufffd", text))
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            fault = error
+    raise EngineFailed(f"{complaint}: {fault}") from None
+
+
+def _decoded(text: bytes) -> Fields:
+    if len(text) < JSON_DIGITS_BYTES_MIN:
+        return _decode(text)
+    with collector_paused():
+        return _decode(text)

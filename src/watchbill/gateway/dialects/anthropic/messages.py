@@ -120,7 +120,7 @@ class MessagesOut(StreamOut):
         await self._send(self._making.fall_back(fallback))
 
     def has_ended(self, tail: bytes) -> bool:
-        return self._making.is_done
+        return self._making.is_ended
 
     @property
     def is_over(self) -> bool:

@@ -139,14 +139,14 @@ class Translated:
         self._calls = ToolCalls()
         self._said: list[str] = []  # for the conversation that is handed back
         self._said_chars = 0
-        self._reason = "stop"
+        self._reason: str | None = None
         self._usage: Fields | None = None
         self._timings: Fields | None = None
 
     @property
     def is_done(self) -> bool:
-        """Whether the engine said that its answer is over."""
-        return self._reader.is_done
+        """Whether the engine said that its answer is over, or how it ended."""
+        return self._reader.is_done or self._reason is not None
 
     def feed(self, piece: bytes) -> Iterator[bytes]:
         """The lines that a piece completes. Raises what the engine says went wrong."""
@@ -158,7 +158,7 @@ class Translated:
         calls = tool_calls(self._calls, cut=self._reason == "length")
         said = line(telling.object("", {"tool_calls": calls})) if calls else b""
         last = telling.object("", done=True)
-        last |= {"done_reason": self._reason, **telling.ending("".join(self._said))}
+        last |= {"done_reason": self._reason or "stop", **telling.ending("".join(self._said))}
         return said + line(last | telling.durations(self._usage, self._timings))
 
     def _line(self, chunk: Chunk) -> bytes:

@@ -459,7 +459,7 @@ class _ResponseOut(StreamOut):
         await self._send_last(*self._making.fall_back(fallback))
 
     def has_ended(self, tail: bytes) -> bool:
-        return self._making.is_done
+        return self._making.is_ended
 
     async def _send(self, events: Iterable[Fields]) -> None:
         """Small events go together. Large ones, such as those that repeat a whole text, each have their own turn.

@@ -111,9 +111,10 @@ class Making:
     def end(self, model: str) -> tuple[list[Fields], Fields]:
         """The engine ended its answer in good order: the last events, and the response."""
         why = _CUT_SHORT.get(self._reason or "")
-        events = self._run(model) + self._close("completed" if why is None else "incomplete")
+        status = "completed" if why is None else "incomplete"
+        events = self._run(model) + self._close(status)
         if not self._output:  # a turn without a word is a message all the same
-            events += self._turn_to(_Message(self._next_id("msg"))) + self._close("completed")
+            events += self._turn_to(_Message(self._next_id("msg"))) + self._close(status)
         return self._finish(events, self._ended(why))
 
     def fail(self, error: TheirsError, model: str) -> tuple[list[Fields], Fields]:
