@@ -73,6 +73,7 @@ class Header:
     recurrent_bytes: Bytes  # state per slot; 0 for plain attention
     tokenizer: str
     parts: int = 1
+    token_bytes: int = 0  # of a text that one token may stand for; 0 where no bound is known
 
 
 @dataclass(frozen=True, slots=True)

@@ -126,6 +126,7 @@ def _shards_of(path: Path, count: int) -> list[Path]:
 class _Part:
     values: Mapping[str, Value]
     lengths: Mapping[str, int]  # of texts and arrays, kept or not
+    longest: Mapping[str, int]  # bytes of the longest text of each array of texts
     weights: int
     parameters: int
     file_bytes: int
@@ -163,6 +164,7 @@ class _Reader:
         self._at = 0
         self._values: dict[str, Value] = {}
         self._lengths: dict[str, int] = {}
+        self._longest: dict[str, int] = {}
 
     def part(self) -> _Part:
         if self._take(4) != MAGIC:
@@ -176,7 +178,8 @@ class _Reader:
             self._read_key()
         infos = [self._read_tensor() for _ in range(tensors)]
         weights = self._check_extents(infos)
-        return _Part(self._values, self._lengths, weights, sum(info.values for info in infos), self._size)
+        parameters = sum(info.values for info in infos)
+        return _Part(self._values, self._lengths, self._longest, weights, parameters, self._size)
 
     def _read_key(self) -> None:
         key = self._text(GGUF_KEY_BYTES_MAX)
@@ -199,7 +202,7 @@ class _Reader:
         count = self._count(f"entries in {quoted(key)}", GGUF_ARRAY_LEN_MAX)
         self._lengths[key] = count
         if kind == TEXT:
-            self._skip_texts(count)
+            self._longest[key] = self._skip_texts(count)
         elif kind in NUMBERS:
             packed = NUMBERS[kind]
             raw = self._take(count * calcsize(packed))
@@ -208,16 +211,19 @@ class _Reader:
         else:  # arrays of arrays are legal, but no model has them, and nesting is a way to crash parsers
             raise self._error(f"array {quoted(key)} holds values of the unknown type {kind}")
 
-    def _skip_texts(self, count: int) -> None:
-        """Skips a vocabulary: half a million texts, so only the lengths are read."""
-        at, unpack = self._at, _U64.unpack_from
+    def _skip_texts(self, count: int) -> int:
+        """Skips a vocabulary: half a million texts, so only the lengths are read. Returns the longest."""
+        at, unpack, longest = self._at, _U64.unpack_from, 0
         for _ in range(count):
             if at + 8 > len(self._buffer):
                 self._fill(at + 8)
-            at += 8 + unpack(self._buffer, at)[0]
+            length = unpack(self._buffer, at)[0]
+            at += 8 + length
             if at > self._size:
                 raise self._error("a text runs past the end of the file", at)
+            longest = max(longest, length)
         self._at = at
+        return longest
 
     def _read_tensor(self) -> _Tensor:
         name = self._text(GGUF_KEY_BYTES_MAX)
@@ -351,6 +357,7 @@ def _header_of(path: Path, part: _Part, weights: int, parameters: int, file_byte
         experts_used=keys.most("expert_used_count"),
         vocabulary=part.lengths.get("tokenizer.ggml.tokens", 0) or keys.most("vocab_size"),
         merges=part.lengths.get("tokenizer.ggml.merges", 0),
+        token_bytes=_token_bytes(part),
         file_type=_as_int(part.values["general.file_type"]) if "general.file_type" in part.values else None,
         file_bytes=Bytes(file_bytes),
         tensor_bytes=Bytes(weights),
@@ -366,6 +373,13 @@ def _header_of(path: Path, part: _Part, weights: int, parameters: int, file_byte
         tokenizer=str(part.values.get("tokenizer.ggml.model", "")),
         parts=max(1, _as_int(part.values.get("split.count"))),
     )
+
+
+def _token_bytes(part: _Part) -> int:
+    """The bytes of the longest token; 0 where a text may become fewer tokens than its bytes tell: other tokenizers drop
+    white space, or make one unknown token of a long word."""
+    is_plain = part.values.get("tokenizer.ggml.model") in ("gpt2", "llama")
+    return part.longest.get("tokenizer.ggml.tokens", 0) if is_plain else 0
 
 
 class _Keys:

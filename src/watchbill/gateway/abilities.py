@@ -14,7 +14,9 @@ from watchbill.catalog import Model
 from watchbill.errors import RequestError
 from watchbill.gateway.dialects.ollama.request import as_options
 from watchbill.gateway.forced_calls import ForcedCall, is_forced, with_calls_in_words
+from watchbill.gateway.lifting import Lifted
 from watchbill.gateway.modelfiles import Facts, ModelFiles
+from watchbill.gateway.room import Room, room_of
 from watchbill.gateway.shapes import LLAMACPP_IGNORES, refuse_ignored
 from watchbill.gateway.typed import is_word
 from watchbill.gguf import Header
@@ -54,6 +56,7 @@ class Able:
     thinking: bool | None = None
     insert: bool | None = None  # fills in a text between two others
     is_llamacpp: bool = False  # hosted by our own, which forces calls by a grammar
+    room: Room | None = None  # for a prompt, where that is known
 
     def listed(self) -> list[str]:
         """What it surely can, in the words that clients know."""
@@ -109,8 +112,18 @@ class Abilities:
         known = self._known.get(model.name)
         return known[1] if known is not None and known[0] is model else None
 
-    async def allow(self, submission: Submission, chat: Fields) -> Allowed:
-        """A chat as a model may be asked it. Raises RequestError for what the model surely cannot do.
+    def check_room(self, submission: Submission, body: Fields, size: int, lifted: Lifted | None) -> None:
+        """Raises SurelyTooLong for a prompt, in a body of `size` bytes, that the model has no room for."""
+        model = self._model(submission)
+        able = None if model is None else self._at_hand(model)
+        if model is not None and able is not None and able.room is not None and size > able.room.bytes:
+            able.room.check(model.name, body, lifted)
+
+    async def allow(
+        self, submission: Submission, chat: Fields, size: int = 0, lifted: Lifted | None = None
+    ) -> Allowed:
+        """A chat, of a body of `size` bytes, as a model may be asked it. Raises RequestError for what the model surely
+        cannot do, and SurelyTooLong.
 
         A call that must be made is forced where the model's template knows no tools and its engine can; one that
         need not be made is left to the engine. Tools are refused where the config says that the model has none."""
@@ -121,6 +134,8 @@ class Abilities:
             return Allowed(submission, chat)  # the scheduler says so
         able = self._at_hand(model) or await self.of(model)
         submission = _checked(model, able, submission, "completion", chat.get("messages"))
+        if able.room is not None and size > able.room.bytes:
+            able.room.check(model.name, chat, lifted)
         if able.is_llamacpp and not LLAMACPP_IGNORES.isdisjoint(chat):
             refuse_ignored(chat, model.name)
         if able.audio is False and has_audio(chat.get("messages")):
@@ -213,15 +228,23 @@ def _able(model: Model, driver: str, facts: Facts) -> Able:
 
 def _told(abilities: frozenset[str]) -> Able:
     """What an Ollama says that a model can."""
-    can = {name: name in abilities for name in ("completion", "vision", "tools", "thinking", "insert")}
-    return Able(embedding=True if "embedding" in abilities else None, audio="audio" in abilities, **can)
+    return Able(
+        completion="completion" in abilities,
+        embedding=True if "embedding" in abilities else None,
+        vision="vision" in abilities,
+        tools="tools" in abilities,
+        audio="audio" in abilities,
+        thinking="thinking" in abilities,
+        insert="insert" in abilities,
+    )
 
 
 def _found(model: Model, driver: str, header: Header | None) -> Able:
     """What a model can do by what is known of it."""
     sees = any(word.startswith("--mmproj") or word in ("-mm", "-mmu") for word in model.arguments)
+    room = room_of(model, header) if driver == "llamacpp" else None
     if model.embedding or (header is not None and header.is_embedding):
-        return Able(completion=False, embedding=True, vision=False)
+        return Able(completion=False, embedding=True, vision=False, room=room)
     if driver == "llamacpp" and not _MODES.intersection(model.arguments):
         own = header if not any(word.startswith(_TEMPLATES) for word in model.arguments) else None
         return Able(
@@ -233,5 +256,6 @@ def _found(model: Model, driver: str, header: Header | None) -> Able:
             thinking=None if own is None else own.knows_thinking,
             insert=True if header is not None and header.knows_insert else None,
             is_llamacpp=True,
+            room=room,
         )
     return Able(completion=True, embedding=None, vision=sees or None)

@@ -17,6 +17,7 @@ from watchbill.gateway.limits import RETRY_AFTER_S_MAX
 
 __all__ = [
     "EngineRefused",
+    "SurelyTooLong",
     "TooLong",
     "as_response",
     "code_of",
@@ -90,6 +91,13 @@ class EngineRefused(EngineFailed):
         self.kind = kind
         self.param = param
         self.too_long = too_long
+
+
+class SurelyTooLong(EngineRefused):
+    """A prompt that its engine would refuse, refused in its place: it would have to read all of it first."""
+
+    def __init__(self, message: str, too_long: TooLong) -> None:
+        super().__init__(400, message, kind="invalid_request_error", too_long=too_long)
 
 
 def engine_error(status: int, answer: object) -> EngineRefused:
@@ -169,7 +177,8 @@ def error_fields(error: TheirsError) -> dict[str, object]:
     param = None
     if isinstance(error, EngineRefused):
         kind, param = error.kind or kind, error.param
-    source = "engine" if isinstance(error, EngineFailed) else "watchbill"
+    is_theirs = isinstance(error, EngineFailed) and not isinstance(error, SurelyTooLong)
+    source = "engine" if is_theirs else "watchbill"
     long = too_long(error)
     message = str(error) if long is None else _in_words_of_openai(str(error), long)
     fields = {"message": message, "type": kind, "param": param, "code": code_of(error), "source": source}

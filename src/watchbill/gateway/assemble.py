@@ -348,11 +348,12 @@ def _finish_message(message: Fields, id: str, choice: object) -> bool:
             message["reasoning_content"] = thoughts
     calls = message.get("tool_calls")
     if isinstance(calls, list):
-        for place, call in enumerate(cast("list[Fields]", calls)):
+        listed = cast("list[Fields]", calls)
+        for place, call in enumerate(listed):
             whole_texts(call)
             call.pop("index", None)  # a whole answer has no such field
             _finish_call(call, f"call_{id}_{choice}_{place}")
-        return bool(calls)
+        return bool(listed)
     if message.get("content") is None:
         message["content"] = ""
     return False

@@ -46,6 +46,8 @@ _BEGINNING = re.compile(rb"[A-Za-z0-9+/:;,=_. -]{0,64}")
 _MARK = "\x01"
 #: The mark's last character as JSON has it, behind as many backslashes as texts within texts make of one.
 _END = rb"(\\+)u0001"
+#: The first half of a character that takes two escapes.
+_FIRST_HALF = re.compile(rb"\\u[dD][89abAB][0-9a-fA-F]{2}")
 _decode_text = msgspec.json.Decoder(str).decode
 _decode = json_decoder(object).decode
 
@@ -56,6 +58,7 @@ class Lifted:
     def __init__(self) -> None:
         self._word = secrets.token_hex(8)
         self._marks = re.compile(self._word.encode() + rb"\.([0-9]+)" + _END)
+        self._mark = re.compile(f"{_MARK}{self._word}\\.([0-9]+){_MARK}")
         self._texts: list[Piece] = []  # the inside of each, as it came
         self.size = 0
 
@@ -86,6 +89,32 @@ class Lifted:
             return value
         return _decode(b"".join(pieces))
 
+    def size_of(self, text: str) -> int:
+        """The bytes of a text of the frame with what was lifted out of it, as they came."""
+        found = self._mark.search(text)
+        return len(text) if found is None else found.start() + len(self._texts[int(found[1])])
+
+    def bytes_of(self, text: str, enough: int) -> int:
+        """At least how many bytes a text has once it is decoded; not counted further than to `enough`."""
+        found = self._mark.search(text)
+        if found is None:
+            return len(text)
+        piece, size, at = self._texts[int(found[1])], found.start(), 0
+        while at < len(piece) and size <= enough:
+            window = bytes(piece[at : at + JSON_WINDOW_BYTES])
+            size += len(window) - window.count(b"\\") - 4 * window.count(b"\\u")
+            at += len(window)
+        return size
+
+    def cut(self, text: str, most: int) -> str:
+        """A text of the frame that stands for no more than the first bytes of it."""
+        found = self._mark.search(text)
+        if found is None or most <= found.start():
+            return text[:most]
+        piece = self._texts[int(found[1])]
+        self._texts.append(piece[: _end_before(piece, most - found.start())])
+        return f"{text[: found.start()]}{_MARK}{self._word}.{len(self._texts) - 1}{_MARK}"
+
     def _filled(self, frame: bytes) -> list[bytes]:
         pieces: list[Piece] = []
         done = 0
@@ -96,6 +125,29 @@ class Lifted:
             done = found.end()
         pieces.append(frame[done:])
         return cast("list[bytes]", pieces)  # who writes them to a socket takes views as well
+
+
+def _end_before(text: Piece, end: int) -> int:
+    """Where the inside of a text may be cut: not behind `end`, and within no character and no escape."""
+    if end >= len(text):
+        return len(text)
+    while end > 0 and text[end] & 0xC0 == 0x80:
+        end -= 1
+    from_here = max(0, end - 6)
+    at = from_here + bytes(text[from_here:end]).rfind(b"\\")
+    if at >= from_here and _is_escape(text, at) and at + (6 if text[at + 1] == ord("u") else 2) > end:
+        end = at
+    if end >= 6 and _FIRST_HALF.fullmatch(bytes(text[end - 6 : end])) and _is_escape(text, end - 6):
+        end -= 6
+    return end
+
+
+def _is_escape(text: Piece, at: int) -> bool:
+    """Whether this backslash begins an escape: it is not itself escaped."""
+    before = at
+    while before > 0 and text[before - 1] == ord("\\"):
+        before -= 1
+    return (at - before) % 2 == 0
 
 
 def _nested(text: Piece, slashes: int) -> Piece:

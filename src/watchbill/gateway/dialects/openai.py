@@ -78,6 +78,7 @@ class OpenAiApi:
             raise RequestError("stream must be true or false")
         submission = services.caller_options.submission(context, body, services.driver.catalog)
         submission = await services.abilities.check(submission, "embedding")
+        services.abilities.check_room(submission, body, context.held, context.lifted)
         if body.get("dimensions") is not None:
             return await self._shorter(context, submission, body)
         whole = await self._calls.fetch(context, submission, JsonSender(body, "/v1/embeddings"))
@@ -118,7 +119,7 @@ class OpenAiApi:
         if not SHAPED.isdisjoint(body):
             body = check_shapes(body)
         submission = services.caller_options.submission(context, body, services.driver.catalog)
-        allowed = await services.abilities.allow(submission, body)
+        allowed = await services.abilities.allow(submission, body, context.held, context.lifted)
         submission, body, forced = allowed
         if "n" in body or isinstance(body.get("prompt"), list) or (not chat and body.get("logprobs")):
             places = self._places(submission)

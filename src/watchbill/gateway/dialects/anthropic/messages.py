@@ -76,7 +76,7 @@ class AnthropicApi:
         asked = request.read(body, counting=counting)
         submission = services.caller_options.submission(context, body, services.driver.catalog)
         chat = await services.shares.aside(lambda: request.as_chat(asked, body), context.held)
-        return asked, await services.abilities.allow(submission, chat)
+        return asked, await services.abilities.allow(submission, chat, context.held, context.lifted)
 
     def _sender(self, asked: Asked, chat: Fields) -> Sender:
         """Sends a chat to the engine whose turn it is; llama.cpp is told a little more."""

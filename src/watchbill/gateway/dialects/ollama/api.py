@@ -148,10 +148,12 @@ class OllamaApi:
             None if chat or body.get("raw") or body.get("suffix") else _turns(body, model, services)
         )
         telling.note = await self._not_as_asked(body, model)
-        shortening = Shortening(body) if chat and body.get("truncate") is not False else None
+        is_cut = chat and body.get("truncate") is not False
+        shortening = Shortening(body, context.lifted) if is_cut else None
         while True:
             asking = _Asking(services, path, body, telling, model)
             try:
+                services.abilities.check_room(submission, body, context.held, context.lifted)
                 return await self._ask(context, submission, asking)
             except EngineRefused as error:
                 if body.get("suffix") and error.said is Said.LACKS:
@@ -278,12 +280,13 @@ class OllamaApi:
         for _ in range(SHORTENINGS_MAX):
             asked: Fields = {"model": submission.model, "input": texts}
             try:
+                self._services.abilities.check_room(submission, asked, context.held, context.lifted)
                 whole = await self._calls.fetch(context, submission, JsonSender(asked, "/v1/embeddings"))
                 return await self._services.shares.do(whole.vectors())
             except EngineRefused as error:
                 if not cuts or error.too_long is None:
                     raise
-                texts = shorter_texts(texts, error.too_long)
+                texts = shorter_texts(texts, error.too_long, context.lifted)
         raise RequestError("a text to embed is longer than the model takes, and could not be cut")
 
     # ------------------------------------------------------------------ reading

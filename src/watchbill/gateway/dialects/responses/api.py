@@ -164,7 +164,7 @@ class ResponsesApi:
         check_ranges(chat)
         if asked.body.get("truncation") == "auto":
             await self._shorten(context, chat, submission.model, size)
-        return asked, await services.abilities.allow(submission, chat)
+        return asked, await services.abilities.allow(submission, chat, size, context.lifted)
 
     async def _shorten(self, context: RequestContext, chat: Fields, name: str, size: int) -> None:
         model = self._services.driver.catalog.find_model(name)
