@@ -150,6 +150,10 @@ async def test_what_was_accepted_without_keys_is_done_once_there_are_some(tmp_pa
                 batch.output_file_id,
             }
             assert (await root.files.delete(str(batch.output_file_id))).deleted
+            again = await root.batches.create(
+                input_file_id=batch.input_file_id, endpoint="/v1/chat/completions", completion_window="24h"
+            )
+            assert (await ended(root, again.id)).request_counts.completed == 20
         async with claude(opened, "root-key") as admin:
             told = [each.result.type async for each in await admin.messages.batches.results(message.id)]
             assert told == ["succeeded"]

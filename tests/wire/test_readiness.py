@@ -1,5 +1,6 @@
 """RES-12: a model that is ready is noticed soon, and one that loads is not asked all the time."""
 
+import asyncio
 import json
 import statistics
 import time
@@ -7,9 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from support.peer import Asked, peer_listening, stream_of
 from watchbill.catalog import EngineRules, Model
 from watchbill.engines import limits
-from watchbill.engines.readiness import Progress
+from watchbill.engines.base import LoadError
+from watchbill.engines.readiness import Progress, warm_up
 from watchbill.engines.registry import make_engine
 from watchbill.engines.upstream import Outgoing, Upstream
 from watchbill.units import Bytes
@@ -66,3 +69,17 @@ async def test_a_model_that_is_ready_is_noticed_soon(tmp_path: Path, expected_ms
         await upstream.close()
         await engine.close()
     assert statistics.median(late) < NOTICED_S, late
+
+
+async def test_a_model_whose_file_names_no_pooling_says_what_to_do() -> None:
+    """RES-12: `embedding = true` alone makes no vectors of a model for chats; llama.cpp says only that it does not."""
+    refusal = {"message": "Pooling type 'none' is not OAI compatible. Please use a different pooling type"}
+    answers = iter((200, 400))
+
+    async def talk(asked: Asked, writer: asyncio.StreamWriter) -> None:
+        told = json.dumps({"error": refusal}).encode()
+        await stream_of(told, content_type="application/json", status=next(answers))(asked, writer)
+
+    async with peer_listening(talk) as peer:
+        with pytest.raises(LoadError, match=r'add arguments = \["--pooling", "mean"\]'):
+            await warm_up(peer.endpoint, "/health", "embed", Progress())

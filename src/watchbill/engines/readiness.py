@@ -20,6 +20,14 @@ __all__ = ["Progress", "ask_again", "can_be_asked", "check_health", "is_there", 
 _PROBE_HEADERS = {"X-Watchbill-Probe": "1"}
 #: The probes that a model answers itself.
 _PROVING: Mapping[str, Proving] = {"chat": "chat", "embed": "embed"}
+#: What mends a probe that failed, by the engine's words.
+_HINTS = (
+    (
+        "Pooling type 'none'",
+        '; its file does not say how one vector is made of those of all tokens: add arguments = ["--pooling", "mean"], '
+        "or cls, or last, as the model's author says",
+    ),
+)
 
 
 class Progress:
@@ -122,4 +130,5 @@ async def _prove(upstream: Upstream, endpoint: Endpoint, kind: Proving, headers:
     except UpstreamFailed as failure:
         raise LoadError(f"says it is healthy, but failed the {kind} probe: {failure}") from failure
     except EngineFailed as failure:
-        raise LoadError(f"failed the {kind} probe: {failure}") from failure
+        hint = next((hint for words, hint in _HINTS if words in str(failure)), "")
+        raise LoadError(f"failed the {kind} probe: {failure}{hint}") from failure

@@ -65,6 +65,8 @@ PASSED_FORMS = (
 PASSED_READS = ("/v1/audio/voices", "/props", "/slots")
 #: Before OpenAI's addresses: none, for clients whose base address lacks /v1, and those of LM Studio and Azure.
 BESIDE_V1 = ("", "/api/v0", "/openai/v1", "/openai/deployments/{deployment}")
+#: Azure's, in place of /v1: its newer clients have the one, its older ones the other.
+AZURE = ("/openai/v1", "/openai")
 #: Methods below /upstream.
 _EVERY_METHOD = ("GET", "POST", "PUT", "PATCH", "DELETE")
 #: Streams without an end; there is nothing to say about them without their body.
@@ -230,8 +232,11 @@ class Gateway(Services):
             ),
             ("GET", "/v1/realtime", Access.KEY, self._websockets.realtime),
             ("GET", "/models", Access.KEY, v1.models),
-            ("GET", "/openai/v1/models", Access.KEY, v1.models),
-            ("POST", "/openai/v1/responses", Access.KEY, self._responses.create),
+            *(
+                (method, prefix + path.removeprefix("/v1"), access, handler)
+                for prefix in AZURE
+                for method, path, access, handler in self._azure_addresses()
+            ),
             ("GET", "/api/v0/models", Access.KEY, studio.models),
             ("GET", "/api/v0/models/{id:.+}", Access.KEY, studio.model),
             ("GET", "/running", Access.KEY, swap.running),
@@ -239,6 +244,15 @@ class Gateway(Services):
             ("POST", "/unload", Access.ADMIN, swap.unload),
             ("POST", "/api/models/unload", Access.ADMIN, swap.unload),
             *((method, "/upstream/{tail:.+}", Access.ADMIN, swap.upstream) for method in _EVERY_METHOD),
+        ]
+
+    def _azure_addresses(self) -> list[Route]:
+        """What Azure's clients ask without a deployment in the address."""
+        kept = [route for route in self._kept_addresses() if not route[1].startswith("/v1/messages")]
+        return [
+            ("GET", "/v1/models", Access.KEY, self._openai.models),
+            ("GET", "/v1/models/{id:.+}", Access.KEY, self._openai.model),
+            *kept,
         ]
 
     def _library_addresses(self) -> list[Route]:
@@ -282,6 +296,7 @@ class Gateway(Services):
         return [
             ("POST", "/v1/responses", Access.KEY, responses.create),
             ("POST", "/v1/responses/input_tokens", Access.KEY, responses.count),
+            ("POST", "/v1/responses/compact", Access.KEY, responses.compact),
             ("GET", "/v1/responses/{id}", Access.KEY, responses.retrieve),
             ("DELETE", "/v1/responses/{id}", Access.KEY, responses.delete),
             ("POST", "/v1/responses/{id}/cancel", Access.KEY, responses.cancel),

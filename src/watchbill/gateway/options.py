@@ -154,7 +154,9 @@ class CallerOptions:
             body["model"] = door.model
         model = body.get("model")
         if not isinstance(model, str) or not model:
-            raise RequestError("the body must name a model; GET /v1/models lists those there are")
+            raise RequestError(
+                "name a model, in the body (`model`) or the query of a GET; GET /v1/models lists those there are"
+            )
         if (
             key is None
             and lane_of_path is None

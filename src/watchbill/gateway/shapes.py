@@ -10,20 +10,27 @@ from typing import cast
 
 from watchbill.errors import RequestError
 from watchbill.gateway.typed import count_of
+from watchbill.quoting import quoted
 
 __all__ = ["LLAMACPP_IGNORES", "SHAPED", "check_shapes", "refuse_ignored"]
 
 Fields = dict[str, object]
 
 #: Fields that llama.cpp takes without a word and without an effect.
-LLAMACPP_IGNORES = frozenset({"echo", "suffix", "best_of", "modalities", "audio"})
+LLAMACPP_IGNORES = frozenset(
+    {"echo", "suffix", "best_of", "modalities", "audio", "functions", "function_call"}
+)
 
 
 def check_shapes(body: Fields) -> Fields:
-    """The body without stops that are empty. Raises RequestError for a field of the wrong shape."""
+    """The body without stops that are empty, and without tools that may not be called. Raises RequestError for a field
+    of the wrong shape."""
     for name, check in _CHECKS.items():
         if name in body:
             check(body)
+    choice = body.get("tool_choice")
+    if isinstance(choice, dict) and cast("Fields", choice).get("type") == "allowed_tools":
+        body = _with_allowed(body, cast("Fields", choice))
     return _with_stops(body) if "stop" in body else body
 
 
@@ -36,6 +43,8 @@ def refuse_ignored(body: Fields, model: str) -> None:
     if count_of(body.get("best_of")) > max(1, count_of(body.get("n"))):
         raise RequestError(f"{model} makes no more choices than it gives: llama.cpp has no best_of; use n")
     modalities = body.get("modalities")
+    if body.get("functions") or body.get("function_call"):
+        raise RequestError(f"{model} takes no functions, their older name: send tools and tool_choice")
     if body.get("audio") or (isinstance(modalities, list) and "audio" in modalities):
         raise RequestError(f"{model} answers in text alone; leave audio out")
 
@@ -55,6 +64,33 @@ def _check_choice(body: Fields) -> None:
     choice = body["tool_choice"]
     if (choice == "required" or isinstance(choice, dict)) and not body.get("tools"):
         raise RequestError("tool_choice demands a call, and the request has no tools")
+
+
+def _with_allowed(body: Fields, choice: Fields) -> Fields:
+    """A choice among some of the tools, in words that every engine knows: the other tools are left out."""
+    inner = choice.get("allowed_tools")
+    told = cast("Fields", inner) if isinstance(inner, dict) else choice
+    allowed, mode, tools = (
+        set(map(_name_of, _listed(told.get("tools")))),
+        told.get("mode"),
+        _listed(body["tools"]),
+    )
+    if mode not in ("auto", "required") or not allowed or None in allowed:
+        raise RequestError("allowed_tools must have a mode, auto or required, and tools that are named")
+    if unknown := allowed.difference(map(_name_of, tools)):
+        raise RequestError(f"allowed_tools names {quoted(str(unknown.pop()))}, which is not among the tools")
+    return {**body, "tool_choice": mode, "tools": [tool for tool in tools if _name_of(tool) in allowed]}
+
+
+def _name_of(tool: object) -> str | None:
+    fields = cast("Fields", tool) if isinstance(tool, dict) else {}
+    function = fields.get(str(fields.get("type")))
+    name = (cast("Fields", function) if isinstance(function, dict) else fields).get("name")
+    return name if isinstance(name, str) else None
+
+
+def _listed(value: object) -> list[object]:
+    return cast("list[object]", value) if isinstance(value, list) else []
 
 
 def _check_bias(body: Fields) -> None:

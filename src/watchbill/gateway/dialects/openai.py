@@ -19,6 +19,7 @@ from watchbill.gateway.abilities import Allowed
 from watchbill.gateway.answers import json_response
 from watchbill.gateway.assemble import Assembly
 from watchbill.gateway.body import JsonSender
+from watchbill.gateway.dialects.anthropic.models import AnthropicModels, is_anthropic
 from watchbill.gateway.dialects.completion_out import CompletionOut, fallen_back
 from watchbill.gateway.dialects.several import Run, SeveralOut, choices_of, merged, runs_of
 from watchbill.gateway.fallback import Fallback
@@ -58,6 +59,7 @@ class OpenAiApi:
         self._calls = ModelCalls(services)
         self._created_s = created_s
         self._created_at = datetime.fromtimestamp(created_s, UTC).isoformat().replace("+00:00", "Z")
+        self._anthropic = AnthropicModels(services, self._created_at)
 
     # ------------------------------------------------------------------ generation
 
@@ -175,6 +177,8 @@ class OpenAiApi:
 
     async def models(self, context: RequestContext) -> Response:
         """GET /v1/models, for OpenAI's clients and for Anthropic's, who have it at the same address."""
+        if is_anthropic(context):
+            return await self._anthropic.listed(context)
         models = self._services.driver.catalog.offered
         await self._services.files.refresh()
         names, listed = list(models), await self._services.shares.each(models.values(), self._describe)
@@ -183,6 +187,8 @@ class OpenAiApi:
 
     async def model(self, context: RequestContext) -> Response:
         """GET /v1/models/{id}."""
+        if is_anthropic(context):
+            return await self._anthropic.one(context)
         model = self._services.driver.catalog.model_called(context.request.match["id"])
         return json_response(await self._describe(model), context.lines())
 

@@ -73,6 +73,8 @@ def read(body: Fields, *, counting: bool = False) -> Asked:
         raise RequestError("stream must be true or false")
     if not isinstance(given.get("messages"), list):
         raise RequestError("messages must be a list")
+    if not given["messages"]:
+        raise RequestError("messages: at least one message is required")
     thinking = _object(given, "thinking")
     display = thinking.get("display")
     if display not in (None, "summarized", "omitted"):

@@ -20,7 +20,7 @@ from watchbill.gateway.answers import json_response
 from watchbill.gateway.body import parse_object
 from watchbill.gateway.dialects.anthropic.errors import lines
 from watchbill.gateway.dialects.batches.files import require_batches, send_file
-from watchbill.gateway.dialects.batches.pages import page_of, read_limit
+from watchbill.gateway.dialects.batches.pages import page_between, read_limit
 from watchbill.gateway.dialects.batches.treatment import MESSAGE_BATCH_FIELDS, check_fields
 from watchbill.gateway.http.messages import Answer, Response
 from watchbill.gateway.request_context import RequestContext
@@ -91,15 +91,8 @@ class MessageBatchesApi:
         """GET /v1/messages/batches: the newest first."""
         batches, query = require_batches(self._batches), context.request.query
         mine = batches.listed(context.owners, Dialect.ANTHROPIC)
-        limit = read_limit(query, _PAGE, _PAGE_MAX)
-        if before := query.get("before_id"):
-            rest, has_more = page_of(mine[::-1], lambda batch: batch.id, before, limit)
-            page = rest[::-1]
-        else:
-            page, has_more = page_of(mine, lambda batch: batch.id, query.get("after_id"), limit)
-        ends = {"first_id": page[0].id if page else None, "last_id": page[-1].id if page else None}
-        told = {"data": list(map(describe, page)), **ends, "has_more": has_more}
-        return json_response(told, lines(context))
+        page, ends = page_between(mine, lambda batch: batch.id, query, read_limit(query, _PAGE, _PAGE_MAX))
+        return json_response({"data": list(map(describe, page)), **ends}, lines(context))
 
     async def retrieve(self, context: RequestContext) -> Response:
         """GET /v1/messages/batches/{id}."""

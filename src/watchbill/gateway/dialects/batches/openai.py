@@ -57,14 +57,15 @@ class BatchesApi:
             raise RequestError(f"endpoint must be one of {', '.join(ENDPOINTS)}")
         if not isinstance(file, str):
             raise RequestError("input_file_id must be the id of a file; POST /v1/files makes one")
-        if batches.files.get(context.owner, file).purpose != BATCH_INPUT:
+        stored = batches.files.find(context.owners, file)
+        if stored.purpose != BATCH_INPUT:
             raise RequestError(f"{file} is no input of a batch: upload one with the purpose batch")
         window, window_ms = self._window(body.get("completion_window"), batches.rules.window_max_ms)
         batch = await batches.create(
             Created(
                 batches.now_ms(),
                 batches.new_id(Dialect.OPENAI),
-                context.owner,
+                stored.owner,  # that of a file of the time when there were no keys is nobody's
                 Dialect.OPENAI,
                 str(endpoint),
                 file,

@@ -6,7 +6,7 @@ from typing import TypeVar
 from watchbill.errors import NotFound, RequestError
 from watchbill.quoting import quoted
 
-__all__ = ["page_of", "read_limit"]
+__all__ = ["page_between", "page_of", "read_limit"]
 
 T = TypeVar("T")
 
@@ -30,3 +30,16 @@ def page_of(
             raise NotFound(f"the list has no {quoted(after)}; begin it anew without that")
     page = list(entries[begin : begin + limit])
     return page, begin + len(page) < len(entries)
+
+
+def page_between(
+    entries: Sequence[T], id_of: Callable[[T], str], query: Mapping[str, str], limit: int
+) -> tuple[list[T], dict[str, object]]:
+    """A page as Anthropic has them, behind `after_id` or before `before_id`, and what is told of its ends."""
+    if before := query.get("before_id"):
+        rest, has_more = page_of(entries[::-1], id_of, before, limit)
+        page = rest[::-1]
+    else:
+        page, has_more = page_of(entries, id_of, query.get("after_id"), limit)
+    ends = {"first_id": id_of(page[0]) if page else None, "last_id": id_of(page[-1]) if page else None}
+    return page, {**ends, "has_more": has_more}

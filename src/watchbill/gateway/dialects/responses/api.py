@@ -20,6 +20,7 @@ from watchbill.core.messages import Alert, AlertKind
 from watchbill.errors import (
     DiskFailed,
     NotFound,
+    NotOffered,
     Overloaded,
     PreviousNotFound,
     RequestError,
@@ -146,6 +147,10 @@ class ResponsesApi:
             lifted = context.lifted.size if context.lifted else 0
             told |= {"input_tokens": request.estimate_tokens(chat, lifted), "watchbill": {"estimated": True}}
         return json_response(told, context.lines())
+
+    async def compact(self, context: RequestContext) -> Answer:
+        """POST /v1/responses/compact, which is not offered."""
+        raise NotOffered("conversations are not compacted here; send fewer items, or truncation: auto")
 
     async def _read(
         self, context: RequestContext, *, counting: bool = False, token: str | None = None
