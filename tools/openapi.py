@@ -447,20 +447,30 @@ ADDRESSES: tuple[tuple[str, str, str, Shape | None, str, tuple[str, ...]], ...] 
     ("post", "/wb/v1/doors", "A further address with a lane and a model of its own.", DOOR, "DoorDone", ()),
     ("post", "/process", "A thought about an event.", WORK, "Thought", ()),
 )
+#: What Azure's clients have in place of /v1.
+AZURE = ("/openai/v1", "/openai")
 #: Addresses of other protocols: whose, methods, addresses.
 FOREIGN: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("openai", "post", (
         "/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/chat/completions", "/completions", "/embeddings",
         "/v1/audio/speech", "/v1/audio/transcriptions", "/v1/audio/translations", "/v1/images/generations",
-        "/v1/images/edits", "/v1/images/variations",
+        "/v1/images/edits", "/v1/images/variations", "/v1/responses/compact",
     )),
     ("openai", "get", ("/v1/models", "/v1/models/{id}", "/models", "/v1/audio/voices", "/v1/realtime")),
     ("azure", "post", (
-        "/openai/v1/chat/completions", "/openai/v1/completions", "/openai/v1/embeddings", "/openai/v1/responses",
+        "/openai/v1/chat/completions", "/openai/v1/completions", "/openai/v1/embeddings",
+        *(each + path for each in AZURE for path in (
+            "/responses", "/responses/input_tokens", "/responses/compact", "/responses/{id}/cancel", "/files", "/batches",
+            "/batches/{id}/cancel",
+        )),
         "/openai/deployments/{deployment}/chat/completions", "/openai/deployments/{deployment}/completions",
         "/openai/deployments/{deployment}/embeddings",
     )),
-    ("azure", "get", ("/openai/v1/models",)),
+    ("azure", "get", tuple(each + path for each in AZURE for path in (
+        "/models", "/models/{id}", "/responses/{id}", "/responses/{id}/input_items", "/files", "/files/{id}",
+        "/files/{id}/content", "/batches", "/batches/{id}",
+    ))),
+    ("azure", "delete", tuple(each + path for each in AZURE for path in ("/responses/{id}", "/files/{id}"))),
     ("anthropic", "post", ("/v1/messages", "/v1/messages/count_tokens")),
     ("lm-studio", "post", ("/api/v0/chat/completions", "/api/v0/completions", "/api/v0/embeddings")),
     ("lm-studio", "get", ("/api/v0/models", "/api/v0/models/{id}")),
