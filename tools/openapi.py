@@ -460,8 +460,8 @@ FOREIGN: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("azure", "post", (
         "/openai/v1/chat/completions", "/openai/v1/completions", "/openai/v1/embeddings",
         *(each + path for each in AZURE for path in (
-            "/responses", "/responses/input_tokens", "/responses/compact", "/responses/{id}/cancel", "/files", "/batches",
-            "/batches/{id}/cancel",
+            "/responses", "/responses/input_tokens", "/responses/compact", "/responses/{id}/cancel",
+            "/files", "/batches", "/batches/{id}/cancel",
         )),
         "/openai/deployments/{deployment}/chat/completions", "/openai/deployments/{deployment}/completions",
         "/openai/deployments/{deployment}/embeddings",
