@@ -308,7 +308,7 @@ class Assembly:
             whole_texts(choice)
         reasons = [choice.get("finish_reason") for choice in choices]
         for choice in choices:
-            _finish_choice(choice, str(self._top.get("id", "")))
+            _finish_choice(choice)
         answer = self._top
         answer["object"] = _CHAT if self.chat else "text_completion"
         answer["choices"] = choices
@@ -327,7 +327,7 @@ def _chat_choice(index: int, content: str | None, finish_reason: str | None) -> 
     return {"index": index, "message": message, "logprobs": None, "finish_reason": finish_reason}
 
 
-def _finish_choice(choice: Fields, id: str) -> None:
+def _finish_choice(choice: Fields) -> None:
     """Gives a choice what clients rely on, where its engine left it out: the reason of its end, and whole calls."""
     message = choice.get("message")
     has_calls = isinstance(message, dict) and _finish_message(
