@@ -10,6 +10,7 @@ and by type (`_Plain`), at a fraction of the cost; whatever is not exactly of th
 fields.
 """
 
+import secrets
 from io import StringIO
 from typing import Literal, cast
 
@@ -330,16 +331,14 @@ def _chat_choice(index: int, content: str | None, finish_reason: str | None) -> 
 def _finish_choice(choice: Fields) -> None:
     """Gives a choice what clients rely on, where its engine left it out: the reason of its end, and whole calls."""
     message = choice.get("message")
-    has_calls = isinstance(message, dict) and _finish_message(
-        cast("Fields", message), id, choice.get("index")
-    )
+    has_calls = isinstance(message, dict) and _finish_message(cast("Fields", message))
     if has_calls and choice.get("finish_reason") in (None, "stop"):
         choice["finish_reason"] = "tool_calls"
     elif choice.get("finish_reason") is None:
         choice["finish_reason"] = "stop"
 
 
-def _finish_message(message: Fields, id: str, choice: object) -> bool:
+def _finish_message(message: Fields) -> bool:
     """A whole message; whether it has calls."""
     if isinstance(message.get("content"), list):  # of parts, as some engines have it
         text, thoughts = said_in(message["content"])
@@ -349,18 +348,18 @@ def _finish_message(message: Fields, id: str, choice: object) -> bool:
     calls = message.get("tool_calls")
     if isinstance(calls, list):
         listed = cast("list[Fields]", calls)
-        for place, call in enumerate(listed):
+        for call in listed:
             whole_texts(call)
             call.pop("index", None)  # a whole answer has no such field
-            _finish_call(call, f"call_{id}_{choice}_{place}")
+            _finish_call(call)
         return bool(listed)
     if message.get("content") is None:
         message["content"] = ""
     return False
 
 
-def _finish_call(call: Fields, id: str) -> None:
-    call["id"] = call.get("id") or id
+def _finish_call(call: Fields) -> None:
+    call["id"] = call.get("id") or f"call_{secrets.token_hex(12)}"
     call["type"] = call.get("type") or "function"
     function = call.get("function")
     if isinstance(function, dict):
