@@ -82,7 +82,12 @@ def test_whatever_an_anthropic_client_asks_is_translated_or_refused(body: dict[s
 
 
 def making() -> Making:
-    asked = {"model": "m", "max_tokens": 9, "messages": [], "stop_sequences": ["x"]}
+    asked = {
+        "model": "m",
+        "max_tokens": 9,
+        "messages": [{"role": "user", "content": "x"}],
+        "stop_sequences": ["x"],
+    }
     return Making(anthropic_request.read(asked), "1")
 
 
