@@ -201,6 +201,18 @@ def install_locked(lock: str) -> None:
 def install_package() -> None:
     # Without isolation the build takes the locked hatchling; with it, an unlocked one would be fetched.
     uv("install", "--no-deps", "--no-build-isolation", "--editable", ".")
+    for link in VENV.glob("lib/python*/site-packages/_editable_impl_watchbill.pth"):
+        make_relative(link)
+
+
+def make_relative(link: Path) -> None:
+    """Has a link to the sources lead there from its own folder.
+
+    Python reads it in the encoding of the locale: with LC_ALL=C every command would fail in a clone whose path has
+    letters beyond ASCII.
+    """
+    sources = [os.path.relpath(line, link.parent) for line in link.read_text("utf-8").splitlines()]
+    link.write_text("".join(f"{line}\n" for line in sources), "utf-8")
 
 
 def pip(*arguments: str) -> None:

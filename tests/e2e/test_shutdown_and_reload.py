@@ -139,6 +139,10 @@ def test_a_reload_of_what_was_taken_over_already_says_since_when_it_is_in_force(
         done
     )
     assert json.loads(daemon.ask("/wb/v1/config/reload", {})[2])["since"] >= began["since"]
+    place.config.write_text(OTHER + "[journal]\ntraffic = false\n")
+    wait_until(lambda: "the change of [journal] needs a restart" in daemon.stderr)
+    done = place.run("config", "reload")
+    assert "nothing changed" in done.stdout and "the change of [journal] needs a restart" in done.stdout
     assert daemon.stop() == 0
 
 

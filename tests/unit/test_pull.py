@@ -264,7 +264,37 @@ def test_a_file_of_the_hub_is_checked_with_the_hash_that_the_hub_names(tmp_path:
     assert "bad.gguf" not in left_in(tmp_path)
 
 
-@pytest.mark.parametrize("source", ["hf:", "hf:owner", "hf:owner/repo", "hf:owner//file", "hf:a/b/../../c"])
+@pytest.mark.parametrize(
+    "address",
+    [
+        "https://huggingface.co/owner/repo/{}/main/q4/go%6Fd.gguf",
+        "https://hf.co/owner/repo/{}/main/q4/good.gguf?x=1",
+    ],
+)
+@pytest.mark.parametrize("kind", ["resolve", "blob"])
+def test_an_address_of_the_hub_as_a_browser_shows_it_is_a_file_of_the_hub(
+    tmp_path: Path, address: str, kind: str
+) -> None:
+    """Issue 19: what people copy is fetched and checked as hf:OWNER/REPO/FILE is, and no hash is asked of them."""
+
+    def hub(server: Server, handler: BaseHTTPRequestHandler) -> None:
+        if handler.path == "/blob":
+            return honest(server, handler)
+        return send(handler, 302, Location="/blob", X_Linked_ETag=f'"{SHA256}"')
+
+    with serving(hub) as server:
+        pull(address.format(kind), tmp_path, hub_url=server.url)
+        assert server.asked[0][0] == "/owner/repo/resolve/main/q4/good.gguf"
+    assert (tmp_path / "good.gguf").is_file()
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "hf:", "hf:owner", "hf:owner/repo", "hf:owner//file", "hf:a/b/../../c", "https://huggingface.co/owner/repo",
+        "https://huggingface.co/owner/repo/tree/main", "https://huggingface.co/owner/repo/resolve/v2/model.gguf",
+    ],
+)  # fmt: skip
 def test_a_source_that_is_no_file_of_the_hub_is_refused(tmp_path: Path, source: str) -> None:
     with pytest.raises(NameRefused):
         pull(source, tmp_path)

@@ -11,7 +11,7 @@ from support.peer import Asked
 from watchbill.catalog import Catalog, Device, EngineRules, Model
 from watchbill.gateway.abilities import has_image
 from watchbill.gateway.options import CallerOptions
-from watchbill.runtime.changes import changes
+from watchbill.runtime.changes import awaiting_restart, changes
 
 #: Models of our own llama.cpp, of which everything is known, and one of an engine that is not.
 KNOWN = Catalog(
@@ -126,12 +126,18 @@ async def test_an_alias_that_moves_to_a_blind_model_takes_no_image_any_more() ->
 def test_a_reload_says_what_only_a_restart_can_do() -> None:
     """RES-10: nothing looks as if it had worked."""
     card = replace(KNOWN, devices={**KNOWN.devices, "gpu:0": Device("gpu:0")})
-    assert changes(KNOWN, card) == [
-        "devices changed", "the first card in the config needs a restart: cards are not probed yet",
-    ]  # fmt: skip
     moved = replace(KNOWN, server=replace(KNOWN.server, port=1))
-    assert changes(KNOWN, moved) == ["server changed", "the new address needs a restart"]
-    assert changes(KNOWN, KNOWN) == []
+    silent = replace(KNOWN, journal=replace(KNOWN.journal, traffic=False))
+    traced = replace(KNOWN, traces=replace(KNOWN.traces, endpoint="http://127.0.0.1:4318"))
+    for changed, part, told in (
+        (card, "devices", "the first card in the config needs a restart: cards are not probed yet"),
+        (moved, "server", "the new address needs a restart"),
+        (silent, "journal", "the change of [journal] needs a restart"),
+        (traced, "traces", "the change of [traces] needs a restart"),
+    ):
+        assert changes(KNOWN, changed) == [f"{part} changed"]
+        assert awaiting_restart(KNOWN, changed) == [told]
+    assert changes(KNOWN, KNOWN) == awaiting_restart(KNOWN, KNOWN) == []
 
 
 def test_images_are_found_wherever_a_protocol_puts_them() -> None:

@@ -213,7 +213,8 @@ def draw_alert(alert: Fields, terminal: Terminal) -> list[str]:
 
 def how_to_begin(root: Root) -> str:
     """What to do without any model."""
-    return f"no models; name one in watchbill.toml, or start from: {root.command('config', 'init')}"
+    fetch, begin = root.command("pull", "qwen2.5:0.5b"), root.command("config", "init")
+    return f"no models; fetch one with: {fetch}, or name one in watchbill.toml ({begin} writes one to start from)"
 
 
 def draw_models(models: Fields, root: Root, terminal: Terminal) -> list[str]:

@@ -5,8 +5,9 @@ of that section, and what is wrong between sections in `across`.
 """
 
 import re
+import shlex
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from pydantic_core import ErrorDetails
 
@@ -68,7 +69,10 @@ def find_wrongs(details: list[ErrorDetails], lines: Mapping[KeyPath, int]) -> Fo
     """Every single value that is wrong. Those that are not shown are counted: finding words for one takes 0.1 ms."""
     ordered = sorted(details, key=lambda detail: line_of(lines, detail["loc"]) or 0)
     worded = ordered[: limits.CONFIG_PROBLEMS_MAX]
-    return Found([_wrong(detail) for detail in worded], len(ordered) - len(worded))
+    # What a table lacks whose name was cut at its dot is in the table beyond the dot.
+    halved = {each["loc"][:-1] for each in worded if _unquoted_name(each) is not None}
+    told = [each for each in worded if each["type"] != "missing" or each["loc"][:-1] not in halved]
+    return Found([_wrong(detail) for detail in told], len(ordered) - len(worded))
 
 
 def _wrong(detail: ErrorDetails) -> Wrong:
@@ -80,6 +84,8 @@ def _wrong(detail: ErrorDetails) -> Wrong:
         at = context.get("at")
         return ((*path, str(at)) if at is not None else path, str(context["text"]), str(context["hint"]))
     if kind == "extra_forbidden":
+        if (meant := _unquoted_name(detail)) is not None:
+            return (path, "a name with a dot needs quotes", f"write [{show_key(meant)}]")
         return (path, *_unknown(path))
     if kind == "missing":
         return (path, "is missing", _example(path, "add"))
@@ -106,6 +112,22 @@ def _unknown(path: KeyPath) -> tuple[str, str]:
     return "is not a key that Watchbill knows", did_you_mean(place[-1], list(keys_of(table)) if table else [])
 
 
+def _unquoted_name(detail: ErrorDetails) -> KeyPath | None:
+    """[models.qwen2.5] is a table 5 in the table models.qwen2: the path that was meant, if that is plain."""
+    path, value = detail["loc"], cast("object", detail["input"])
+    table = TABLES.get(place_of(path)[:-1])
+    if detail["type"] != "extra_forbidden" or table is None or place_of(path)[-2:-1] != ("*",):
+        return None
+    name = [str(part) for part in path[-2:]]
+    while isinstance(value, dict) and not keys_of(table).keys() & value.keys():
+        inner = cast("dict[str, object]", value)
+        if len(inner) != 1:
+            return None
+        ((part, value),) = inner.items()
+        name.append(part)
+    return (*path[:-2], ".".join(name)) if isinstance(value, dict) else None
+
+
 def _not_one_of(path: KeyPath, value: object) -> tuple[str, str]:
     key = find_key(path)
     choices = choices_of(key) if key else []
@@ -126,8 +148,17 @@ def _meant(path: KeyPath, kind: str, value: object) -> str:
         found = _WHOLE.fullmatch(value.strip())
         spelled = str(int(found[1]) * (1024 if found[2] else 1)) if found else None
     elif kind in ("list_type", "tuple_type") and isinstance(value, str) and value.isprintable():
-        spelled = spell_value([value[:_SHOWN_CHARS]])
+        is_command = key is not None and key.name == "arguments"
+        spelled = spell_value(_words(value) if is_command else [value[:_SHOWN_CHARS]])
     return f"write {key.name} = {spelled}" if key and spelled else ""
+
+
+def _words(text: str) -> list[str]:
+    """The words of a command line, in a few of them."""
+    try:
+        return shlex.split(text[:_SHOWN_CHARS])
+    except ValueError:  # a quote that does not end
+        return text[:_SHOWN_CHARS].split()
 
 
 def _example(path: KeyPath, verb: str) -> str:

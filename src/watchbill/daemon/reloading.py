@@ -19,6 +19,7 @@ from watchbill.daemon.spools import Spools
 from watchbill.errors import ConfigError, WatchbillError
 from watchbill.gateway.server import Serving
 from watchbill.limits import CONFIG_LOOK_MS
+from watchbill.runtime.changes import awaiting_restart
 from watchbill.runtime.driver import Driver
 
 __all__ = ["Reconfigured", "Reloading"]
@@ -47,6 +48,7 @@ class Reloading:
         # The file of the start, not the one that would be found now: without it that would be the embedded default.
         self._file = None if setting.file is None else config.ConfigFile(setting.file)
         self._seen: config.Stamp | None = None
+        self._started = parts.driver.catalog  # what is only read at the start is compared with this
         self._task: asyncio.Task[None] | None = None
         self._turn = asyncio.Lock()  # an older config must not overtake a newer one
 
@@ -79,8 +81,13 @@ class Reloading:
     async def _try(self) -> None:
         """Reloads the config. After a failure the next change is still noticed."""
         self._notifier.reloading()
+        gateway = self._parts.serving.gateway
+        told = gateway.awaiting_restart
         try:
             await self.reload()
+            for text in gateway.awaiting_restart:
+                if text not in told:
+                    self._screen.warn(text)
         except (WatchbillError, OSError) as error:
             self._screen.warn(f"the changed config was refused, the old one stays:\n{error}")
         except Exception:  # noqa: BLE001  a fault of ours in one config must not end the watch for the next
@@ -107,16 +114,16 @@ class Reloading:
         await self._parts.cards.own(catalog)
         self._withheld.key_variables = catalog.server.key_variables
         driver = self._parts.driver
-        before, before_fleet = failures_of(driver), driver.catalog.fleet
+        before = failures_of(driver)
         changes = await self._library.declare(driver, catalog)
         changes += await asyncio.to_thread(self._parts.spools.reconfigure, catalog.spools)
         changes += [text for name, text in failures_of(driver).items() if before.get(name) != text]
         changes += self._parts.batches.reconfigure(catalog.batches)
-        if catalog.fleet != before_fleet:
-            changes.append("fleet, coordinator and agents change when the daemon is restarted")
-        self._parts.serving.gateway.reconfigure(catalog.server)
+        gateway = self._parts.serving.gateway
+        gateway.reconfigure(catalog.server)
         if changes:
-            self._parts.serving.gateway.config_since = time.time()
+            gateway.config_since = time.time()
+        gateway.awaiting_restart = awaiting_restart(self._started, driver.catalog)
         _LOG.info("config reloaded: %s", "; ".join(changes) or "nothing changed")
         return changes
 

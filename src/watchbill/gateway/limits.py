@@ -122,6 +122,9 @@ UNLOADS_MAX = 32
 #: this is such a request. This many of one caller are honoured in a minute.
 UNLOAD_RECENT_MS = 60_000
 UNLOADS_PER_MINUTE_MAX = 6
+#: A pull whose file lies in the models folder waits this long until it is served, and looks this often.
+FILE_SERVED_MS = 15_000
+FILE_LOOK_MS = 500
 #: One embedding as JSON: 60,000 numbers.
 VECTOR_BYTES_MAX = 2**20
 #: Tool calls in one answer.

@@ -158,10 +158,13 @@ class NativeApi:
         except ConfigError as error:
             raise RequestError(f"the config was refused, the old one stays: {error}") from error
         since = datetime.fromtimestamp(self._services.config_since).astimezone()
-        said = (
-            "; ".join(changes) or f"nothing changed; this config is in force since {since:%Y-%m-%d %H:%M:%S}"
-        )
-        told = {"message": said, "changes": changes, "since": since.isoformat(timespec="seconds")}
+        unchanged = f"nothing changed; this config is in force since {since:%Y-%m-%d %H:%M:%S}"
+        awaiting = self._services.awaiting_restart
+        told = {
+            "message": "; ".join([*(changes or [unchanged]), *awaiting]),
+            "changes": [*changes, *awaiting],
+            "since": since.isoformat(timespec="seconds"),
+        }
         return json_response(told, context.lines())
 
     async def events(self, context: RequestContext) -> Answer:

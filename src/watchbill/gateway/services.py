@@ -66,6 +66,7 @@ class Services:
         self.reload: Callable[[], Awaitable[list[str]]] | None = None
         #: When the config that is in force was taken over, by the wall clock; the daemon moves it on.
         self.config_since = time.time()
+        self.awaiting_restart: list[str] = []  # what a changed config asks for and only a restart can do
         self.caller_options = CallerOptions()
         self.doors = Doors()
         self.meters = Meters(time.monotonic)

@@ -1,7 +1,7 @@
 """Pull: model files from wherever they are into the models folder.
 
     smollm2                 the embedded model, out of a package on the Python package index
-    hf:OWNER/REPO/FILE      a file of the hub
+    hf:OWNER/REPO/FILE      a file of the hub; its address in a browser means the same
     http(s)://...           any address, together with its sha256
     ollama:NAME             Ollama fetches the model itself and keeps it
     PATH                    a file on this machine; it is copied
@@ -14,19 +14,25 @@ is never replaced by another one.
 import re
 from collections.abc import Callable
 from pathlib import Path
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 from watchbill.errors import NameRefused
 from watchbill.names import check_model_name, header_text, inside, operator_path
 from watchbill.pull import copy, ollama, web, wheel
 from watchbill.pull.landing import Landing, Progress, Pulled, Wanted
 
-__all__ = ["HUB_URL", "OLLAMA_URL", "SMOLLM2_FILE", "Progress", "Pulled", "pull"]
+__all__ = ["EMBEDDED", "HUB_URL", "OLLAMA_URL", "SMOLLM2_FILE", "Progress", "Pulled", "pull"]
 
 HUB_URL = "https://huggingface.co"
 OLLAMA_URL = "http://127.0.0.1:11434"
 SMOLLM2_FILE = wheel.SMOLLM2.name
 
+#: The name of the embedded model.
+EMBEDDED = "smollm2"
+#: A repository of the hub, or a file of its main branch. Another branch is fetched as it is, with its hash.
+_HUB_PAGE = re.compile(
+    r"https?://(?:huggingface\.co|hf\.co)/([^/?#]+)/([^/?#]+)/?(?:tree/main|(?:resolve|blob)/main/([^?#]+))?(?:[?#].*)?"
+)
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
@@ -63,7 +69,8 @@ def pull(
 
 def _planned(source: str, sha256: str | None, hub_url: str) -> tuple[Wanted, Callable[[Landing], None]]:
     """What is wanted, and the act that brings it."""
-    if source == "smollm2":
+    source = _hub_source(source)
+    if source == EMBEDDED:
         return wheel.SMOLLM2._replace(sha256=sha256 or wheel.SMOLLM2.sha256), wheel.fetch
     if source.startswith("hf:"):
         url, name = _hub_address(source, hub_url)
@@ -76,12 +83,21 @@ def _planned(source: str, sha256: str | None, hub_url: str) -> tuple[Wanted, Cal
     return copy.wanted(path, sha256), lambda landing: copy.fetch(path, landing)
 
 
+def _hub_source(source: str) -> str:
+    """An address of the hub as people copy it from a browser, as hf:OWNER/REPO/FILE; every other source as it is."""
+    found = _HUB_PAGE.fullmatch(source)
+    return f"hf:{found[1]}/{found[2]}/{unquote(found[3] or '')}" if found else source
+
+
 def _hub_address(source: str, hub_url: str) -> tuple[str, str]:
     """The address of hf:OWNER/REPO/FILE, and the name of the file."""
     owner, _, rest = source.removeprefix("hf:").partition("/")
     repository, _, file = rest.partition("/")
     if not (owner and repository and file):
-        raise NameRefused(f"{header_text(source)!r} is not a file of the hub; write hf:OWNER/REPO/FILE")
+        raise NameRefused(
+            f"{header_text(source)!r} is not a file of the hub; write hf:OWNER/REPO/FILE, or without hf: "
+            "hf.co/OWNER/REPO:Q4_K_M"
+        )
     inside(Path("/"), f"{owner}/{repository}/{file}")  # refuses .. and the like before it becomes an address
     url = f"{hub_url}/{quote(owner)}/{quote(repository)}/resolve/main/{quote(file)}"
     return url, file.rpartition("/")[2]

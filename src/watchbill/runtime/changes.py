@@ -4,7 +4,7 @@ from dataclasses import fields
 
 from watchbill.catalog import Catalog
 
-__all__ = ["changes"]
+__all__ = ["awaiting_restart", "changes"]
 
 
 def changes(old: Catalog, new: Catalog) -> list[str]:
@@ -19,10 +19,23 @@ def changes(old: Catalog, new: Catalog) -> list[str]:
     for part in fields(Catalog):
         if part.name != "models" and getattr(old, part.name) != getattr(new, part.name):
             told.append(f"{part.name} changed")
-    if (old.server.host, old.server.port) != (new.server.host, new.server.port):
+    return told
+
+
+def awaiting_restart(started: Catalog, new: Catalog) -> list[str]:
+    """What differs from the catalog of the start and takes effect at the next one only, as sentences."""
+    told: list[str] = []
+    if (started.server.host, started.server.port) != (new.server.host, new.server.port):
         told.append("the new address needs a restart")
-    if _has_cards(new) and not _has_cards(old):
+    if _has_cards(new) and not _has_cards(started):
         told.append("the first card in the config needs a restart: cards are not probed yet")
+    told += [
+        f"the change of [{name}] needs a restart"
+        for name in ("journal", "traces")
+        if getattr(started, name) != getattr(new, name)
+    ]
+    if started.fleet != new.fleet:
+        told.append("fleet, coordinator and agents change when the daemon is restarted")
     return told
 
 

@@ -11,6 +11,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -35,12 +36,12 @@ from watchbill.gateway.body import encode
 from watchbill.gateway.dialects.ollama.names import Found, asked_name, check_name, find
 from watchbill.gateway.dialects.ollama.progress import tell_progress
 from watchbill.gateway.http.messages import Answer
-from watchbill.gateway.limits import PULL_LINES_PER_S, PULLS_MAX
+from watchbill.gateway.limits import FILE_LOOK_MS, FILE_SERVED_MS, PULL_LINES_PER_S, PULLS_MAX
 from watchbill.gateway.request_context import RequestContext
 from watchbill.gateway.wire import NO_STREAM, LineReader, decode_fields
-from watchbill.pull import SMOLLM2_FILE, pull
+from watchbill.pull import EMBEDDED, SMOLLM2_FILE, pull
 from watchbill.pull.registry import Layers, Reference, Step, pull_layers, read_reference
-from watchbill.runtime.library import BLOBS, Entry, entry_of
+from watchbill.runtime.library import BLOBS, Entry, Library, entry_of
 
 if TYPE_CHECKING:
     from watchbill.gateway.services import Services
@@ -77,14 +78,12 @@ class Pulling:
 
     async def fetch(self, name: str, *, insecure: bool = False) -> AsyncGenerator[Fields]:
         """The steps of a pull. Raises PullFailed, and what an Ollama says."""
-        try:
-            found = find(self._services, name)
-        except ModelNotFound:
-            found = None
-        if found is not None:
-            steps = self._known(found)
+        if self._has(name):
+            steps = self._known(find(self._services, name))
         elif (there := ollama_endpoint(self._services.driver.catalog)) is not None:
             steps = self._through_ollama(name, there)
+        elif name == EMBEDDED and self._services.library is not None:
+            steps = self._embedded(self._services.library)
         else:
             steps = self._from_registry(check_name(name), insecure=insecure)
         async for step in steps:
@@ -121,6 +120,24 @@ class Pulling:
         for status in ("verifying sha256 digest", "writing manifest"):
             yield {"status": status}
         yield _SUCCESS
+
+    async def _embedded(self, library: Library) -> AsyncGenerator[Fields]:
+        """The embedded model, which was removed: it comes from where it came first, as with `watchbill pull`."""
+        async for step in self._in_thread(_Smollm2(library.folder)):
+            yield step
+        with suppress(TimeoutError):  # it is whole, and served a moment later
+            async with asyncio.timeout(FILE_SERVED_MS / 1000):
+                while not self._has(EMBEDDED):  # a file that has just come may still change
+                    await asyncio.sleep(FILE_LOOK_MS / 1000)
+                    await library.look_again(self._services.driver)
+        yield _SUCCESS
+
+    def _has(self, name: str) -> bool:
+        try:
+            find(self._services, name)
+        except ModelNotFound:
+            return False
+        return True
 
     # ------------------------------------------------------------------ through an Ollama
 
@@ -253,7 +270,7 @@ class _Smollm2(_Work):
         def progress(done: int, total: int | None) -> None:
             self.report(Step(f"pulling {SMOLLM2_FILE}", SMOLLM2_FILE, total, done))
 
-        pull("smollm2", self._folder, progress=progress)
+        pull(EMBEDDED, self._folder, progress=progress)
 
 
 def _unheard(step: Step) -> None:
