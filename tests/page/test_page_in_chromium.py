@@ -504,6 +504,21 @@ def test_foreign_pages_load_nothing_and_an_engines_page_runs_nothing(
             place.close()
 
 
+def test_a_page_that_knows_nothing_claims_nothing(chromium: Browser, daemon: Daemon) -> None:
+    """Issue 19: before the first picture it does not say that there are no models and that nobody waits."""
+    page = chromium.open("about:blank#")
+    page.ask("Network.setBlockedURLs", urls=["*/wb/v1/live"])
+    page.go(daemon.url)
+    page.until_text("the daemon is away")
+    said = page.text()
+    assert "the page waits for the daemon" in said
+    assert not any(claim in said for claim in ("Nobody waits", "No model", "of 0 models")), said
+    page.ask("Network.setBlockedURLs", urls=[])
+    page.until_text("live", "#pulse")
+    assert "In memory" in page.text() and "the page waits for the daemon" not in page.text()
+    page.close()
+
+
 def test_a_page_comes_back_when_the_daemon_does(chromium: Browser, place: Place, daemon: Daemon) -> None:
     """The last test of this daemon: it goes, the page says so, and shows the next one without a hand."""
     page = chromium.open(f"{daemon.url}/")

@@ -119,7 +119,10 @@ keyButton.addEventListener("click", () => unlock(""));
 addEventListener("hashchange", choose);
 addEventListener("keydown", typed);
 live.addEventListener("change", ({ detail }) => draw(detail));
-live.addEventListener("begun", () => pulse({ state: "live", why: "" }));
+live.addEventListener("begun", () => {
+  mark(document.body, "data-unseen", null);
+  pulse({ state: "live", why: "" });
+});
 live.addEventListener("state", ({ detail }) => pulse(detail));
 setInterval(tick, 1000);
 choose();
