@@ -113,7 +113,7 @@ def reload(*, json: Json = False, common: Common = _DEFAULTS) -> None:
     """Let the daemon read its config again.
 
     The new config is applied as a whole, or refused with all its errors; then the old one stays. Models that did not
-    change keep running. A new address or root needs a restart, and the answer says so.
+    change keep running. What needs a restart, such as a new address, is named in the answer.
     """
     session = common.session()
     content = session.client.post("/wb/v1/config/reload")
