@@ -380,6 +380,7 @@ class NatsRules:
     key: str = ""
     replicas: int = 1
     timeout_ms: Millis = Millis(20_000)
+    variables: frozenset[str] = frozenset()  # of the environment, in which the password or the token stands
 
 
 @dataclass(frozen=True, slots=True)

@@ -195,3 +195,37 @@ def test_what_a_user_reads_when_it_cannot_start(remote: Remote) -> None:
     assert code == 2 and "the coordinator's own agent" in text
     code, text = said("door", "--root", str(remote.rig.root))
     assert code == 2 and "another door answers" in text
+
+
+def test_daemons_run_door_and_agent_with_a_token_of_the_environment(tmp_path: Path) -> None:
+    """FLEET-01: `token = "env:NAME"`, as the docs advise. The door and the agents get it, the tasks do not."""
+    shared, secret = tmp_path / "shared", {"TOKEN_OF_OURS": TOKEN}
+    plan = shared / "plans" / "tell"
+    plan.mkdir(parents=True)
+    (plan / "plan.md").write_text(
+        "# Tell\n\n## Tasks\n\n" + task("tell", "echo ${TOKEN_OF_OURS-unknown} > {BATCH_PATH}/told")
+    )
+    run = [sys.executable, "-m", "watchbill"]
+    with broker(tmp_path / "broker") as server:
+        nats = f'[nats]\nservers = ["{server.url}"]\ntoken = "env:TOKEN_OF_OURS"\n'
+        fleets = {
+            "here": f'[fleet]\nroot = "{shared}"\nnats = "serve"\n[coordinator]\n',
+            "there": '[fleet]\nnats = "use"\n[agents.rig-1]\ncpu_slots = 1\n',
+        }
+        daemons: list[subprocess.Popen[bytes]] = []
+        try:
+            for name, fleet in fleets.items():
+                config = tmp_path / f"{name}.toml"
+                config.write_text('[models.small]\nengine = "scripted"\n' + nats + fleet)
+                words = ("up", "--root", str(tmp_path / name), "--config", str(config), "--port", "0")
+                daemons.append(subprocess.Popen([*run, *words], env={**os.environ, **secret}))
+            submit = [*run, "plan", "submit", "tell", "--root", str(shared)]
+            batch = subprocess.check_output(submit, text=True, timeout=PATIENCE_S).strip()
+            told = plan / "history" / batch / "told"
+            wait_until(lambda: told.exists() and told.read_text() != "", 60)
+            assert told.read_text() == "unknown\n"
+        finally:
+            for each in daemons:
+                each.terminate()
+            for each in daemons:
+                each.wait(PATIENCE_S)

@@ -433,6 +433,51 @@ def test_events_that_are_too_large_for_the_broker_stay(server: Broker, tmp_path:
         assert [entry.size_bytes > 9_000_000 for entry in by_hand(files).entries(State.QUEUE)] == [True]
 
 
+def test_a_move_waits_for_the_events_of_one_that_was_killed(
+    server: Broker, tmp_path: Path, child: Any
+) -> None:
+    """SPOOL-08: each command is a process of its own, that has watched nobody before; one repetition is enough."""
+    with JetSpool("jobs", server.reach, lease_s=1) as nats:
+        nats.enqueue_many([event(number) for number in range(10)])
+
+    def die_with_leases(say: Say) -> None:
+        say(len(JetSpool("jobs", server.reach, lease_s=1).lease_many(4, counts=False)))
+        time.sleep(60)
+
+    mover = child(die_with_leases)
+    mover.first()
+    mover.kill()
+    with Spool(tmp_path / "spool") as files, JetSpool("jobs", server.reach, lease_s=1) as nats:
+        hasty = move(nats, files)
+        assert (hasty.waiting, hasty.leased + hasty.left) == (6, 4)
+        moved = move(nats, files, patience_s=10)
+        assert (moved.waiting, moved.leased, moved.left) == (4, 0, 0)
+
+
+# ------------------------------------------------------------------ a cluster
+
+
+def test_what_waits_on_a_cluster_is_leased_by_the_first_look(tmp_path: Path) -> None:
+    """SPOOL-08: `dequeue`, `drain --once` and `move` look once. A cluster says that a pull has ended before its
+    messages come: that is not the end of the queue."""
+    with cluster(tmp_path / "cluster") as servers:
+        reach = Reach(tuple(each.url for each in servers), token=TOKEN, wait_s=30)
+
+        def spool() -> JetSpool:
+            return JetSpool("jobs", reach, replicas=3, lease_s=15)
+
+        with spool() as first:
+            wait_until(lambda: _accepted(first, "first"), 60)
+            first.enqueue_many([event(number) for number in range(9)])
+        for _ in range(3):
+            with spool() as looking:
+                found = looking.lease()
+                assert found is not None
+                looking.done(found)
+        with Spool(tmp_path / "spool") as files, spool() as looking:
+            assert move(looking, files).waiting == 7
+
+
 # ------------------------------------------------------------------ a cluster under fire
 
 

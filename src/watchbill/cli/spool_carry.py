@@ -18,6 +18,8 @@ from watchbill.interrupts import STOPPED
 from watchbill.runtime.spools import open_spool, other_side
 from watchbill.spool.backend import AnySpool
 from watchbill.spool.by_hand import by_hand
+from watchbill.spool.jetstream import JetSpool
+from watchbill.spool.limits import BROKER_REPLY_S
 from watchbill.spool.moving import Moved, move
 
 __all__ = ["move_spool"]
@@ -36,8 +38,9 @@ def move_spool(
 
     Events that wait and poison are moved, under their names, with their attempts, reasons and signatures; finished
     events stay. Nothing is lost if it is killed: run it again. Set `backend` in the config first, so that producers use
-    the new place. Exit code 1 if events were left: some that are too large, or some that workers hold; stop the workers
-    or wait, and run it again.
+    the new place. Events that workers hold on NATS are waited for, up to twice the spool's `lease`: those of a dead
+    worker are free by then. Exit code 1 if events were left: some that are too large, or that workers hold; stop the
+    workers or wait, and run it again.
     """
     chosen, terminal, stopped = which.choose(), which.terminal, list[int]()
 
@@ -51,8 +54,9 @@ def move_spool(
             waiting = by_hand(source).stats() if terminal.is_live else None
             with count_bar(terminal, f"moving to {to}", waiting.queue if waiting else None) as bar:
                 moved = move(
-                    source, target, progress=lambda told: bar(told.waiting), stop=lambda: bool(stopped)
-                )
+                    source, target, progress=lambda told: bar(told.waiting), stop=lambda: bool(stopped),
+                    patience_s=_patience_s(source),
+                )  # fmt: skip
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
@@ -63,7 +67,12 @@ def move_spool(
     _advise(chosen, moved, to)
     if stopped:
         return STOPPED if stopped[0] == signal.SIGINT else 0
-    return FAILED if moved.refused or moved.leased else 0
+    return FAILED if moved.refused or moved.leased or moved.left else 0
+
+
+def _patience_s(source: AnySpool) -> float:
+    """How long it takes to see that a worker is dead. For files on this machine its kernel tells."""
+    return 2 * source.lease_s + BROKER_REPLY_S if isinstance(source, JetSpool) else 0.0
 
 
 def _sides(chosen: Chosen, to: Literal["files", "nats"]) -> tuple[AnySpool, AnySpool]:
@@ -78,6 +87,8 @@ def _advise(chosen: Chosen, moved: Moved, to: str) -> None:
         complain(
             f"{moved.leased} are leased by workers and stayed; stop them or wait, then run the same command again"
         )
+    if moved.left:
+        complain(f"{moved.left} still wait at the old place; run the same command again")
     if moved.refused:
         complain(
             f"{moved.refused} are too large and stayed; raise max_payload of the servers, then run it again"

@@ -124,4 +124,5 @@ def build_nats(table: NatsTable, base: Path, environment: Mapping[str, str]) -> 
         key=file(table.key),
         replicas=table.replicas,
         timeout_ms=table.timeout,
+        variables=frozenset(nats_variables_of(table)),
     )

@@ -290,7 +290,10 @@ def _start_fleet(programs: Children, root: Root, rules: FleetRules) -> None:
     if rules.root is None and found:
         make_folder(folder / "plans")  # our own folder: no mount can be missing there
     for label, words in found.items():
-        programs.start(label, (sys.executable, "-m", "watchbill", *words))
+        # Withheld from engines; what goes through the broker needs them to read the same config.
+        secrets = rules.broker.variables if "--nats" in words else ()
+        own = {name: os.environ[name] for name in secrets if name in os.environ}
+        programs.start(label, (sys.executable, "-m", "watchbill", *words), own)
 
 
 def _first_to_try(catalog: Catalog) -> str:

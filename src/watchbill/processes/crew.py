@@ -145,8 +145,11 @@ CrewEvent = Started | Ended | Stuck | LeaseHeard | Measured
 class Crew:
     """The trees of one agent. Lives on the event loop on which it is opened."""
 
-    def __init__(self, folder: Path, on_event: Callable[[CrewEvent], None]) -> None:
+    def __init__(
+        self, folder: Path, on_event: Callable[[CrewEvent], None], withheld: Withheld | None = None
+    ) -> None:
         self.folder = folder
+        self._withheld = withheld or Withheld()
         self.guard_pid = 0
         self._on_event = on_event
         self._running: dict[str, None] = {}
@@ -298,7 +301,7 @@ class Crew:
         marks = {ROOT_MARK: root_id(self.folder), TOKEN_MARK: self._record.token}
         inherited = {
             name: value
-            for name, value in Withheld().rest_of(os.environ).items()
+            for name, value in self._withheld.rest_of(os.environ).items()
             if name not in _OF_THE_SHELL and not name.startswith(_FUNCTION)
         }
         return marks | inherited | marks

@@ -10,6 +10,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 
 from watchbill.processes import Keeper, OwnedProcess
 from watchbill.runtime import limits
@@ -25,6 +26,7 @@ class _Child:
 
     argv: tuple[str, ...]
     log: Path
+    environment: Mapping[str, str]  # added to our own
     process: OwnedProcess | None = None
     task: "asyncio.Task[None] | None" = None
     starts: int = 0
@@ -40,9 +42,12 @@ class Children:
     environment: Mapping[str, str] = field(default_factory=dict[str, str])  # added to our own
     _children: dict[str, _Child] = field(default_factory=dict[str, _Child])
 
-    def start(self, label: str, argv: tuple[str, ...]) -> None:
-        """Run a program from now on. Call it in the event loop."""
-        child = self._children[label] = _Child(argv, self.logs / f"{label}.log")
+    def start(
+        self, label: str, argv: tuple[str, ...], environment: Mapping[str, str] = MappingProxyType({})
+    ) -> None:
+        """Run a program from now on, with more variables than all have. Call it in the event loop."""
+        log, full = self.logs / f"{label}.log", {**self.environment, **environment}
+        child = self._children[label] = _Child(argv, log, full)
         child.task = asyncio.get_running_loop().create_task(self._keep(label, child), name=label)
 
     def view(self) -> dict[str, dict[str, object]]:
@@ -79,10 +84,12 @@ class Children:
             pause_ms = min(2 * pause_ms, limits.CHILD_AGAIN_MS[1])
 
     async def _once(self, label: str, child: _Child) -> str:
-        """Run it to its end, and say how it ended."""
+        """Run it to its end, and say how it ended, with the last line that it wrote."""
         child.starts += 1
         try:
-            child.process = await self.keeper.start(label, child.argv, log=child.log, env=self.environment)
+            child.process = await self.keeper.start(label, child.argv, log=child.log, env=child.environment)
         except OSError as error:  # no memory, no more processes: the next try may find some
             return f"could not be started: {error}"
-        return (await child.process.ended()).describe()
+        ending = (await child.process.ended()).describe()
+        said = child.process.log.read_tail(1)
+        return f"{ending}: {said[-1][: limits.CHILD_WORDS_MAX]}" if said else ending

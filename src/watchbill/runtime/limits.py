@@ -134,6 +134,8 @@ TASK_ANSWERS_BYTES_MAX = 2**20
 #: it has to run for the first to count again.
 CHILD_AGAIN_MS = (1_000, 60_000)
 CHILD_STEADY_MS = 60_000
+#: Characters that are shown of the last line of a program that ended.
+CHILD_WORDS_MAX = 300
 #: How long `up` waits until its broker answers.
 NATS_START_MS = 20_000
 #: The largest event of that broker, with its headers, in bytes: one of the spool's own largest.

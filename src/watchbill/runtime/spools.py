@@ -66,7 +66,7 @@ def reach_of(nats: NatsRules, root: Path) -> Reach:
         return replace(own_reach(root), wait_s=wait_s)
     return Reach(
         nats.servers, nats.user, nats.password, nats.token, nats.credentials, nats.ca, nats.certificate, nats.key,
-        wait_s,
+        wait_s, nats.variables,
     )  # fmt: skip
 
 

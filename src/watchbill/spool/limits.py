@@ -63,6 +63,8 @@ DRAIN_BATCH = 512
 DRAIN_BATCH_BYTES_MAX = 32 * 1024 * 1024
 #: Events that a move between two spools carries at a time.
 MOVE_BATCH = 128
+#: How often a move looks again for events that workers hold, in seconds.
+MOVE_LOOK_S = 0.5
 #: Seconds between two looks of an idle drain.
 POLL_S = 1.0
 #: Back-off between two attempts: first and last step, in seconds.

@@ -5,10 +5,12 @@
 Then what was given up, with its reasons. An event is finished here only after the other spool has acknowledged it: a
 move that is killed loses nothing. It may be repeated: an event that is still in the other spool is not stored twice;
 one that was consumed there meanwhile is delivered again, and its id is known to the corpus. The end of a move uses up
-no attempt. Finished events stay where they are. Events that workers hold are counted, and moved by the next run.
+no attempt. Finished events stay where they are. Events that workers hold are counted, and moved by the next run; those
+of dead ones, such as a move that was killed, are waited for where it takes time to see that they are dead.
 """
 
 import contextlib
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -17,7 +19,7 @@ from watchbill.spool.by_hand import by_hand
 from watchbill.spool.faults import EventRefused, LeaseLost
 from watchbill.spool.item import Carried, Item
 from watchbill.spool.layout import State
-from watchbill.spool.limits import DRAIN_BATCH_BYTES_MAX, MOVE_BATCH
+from watchbill.spool.limits import DRAIN_BATCH_BYTES_MAX, MOVE_BATCH, MOVE_LOOK_S
 
 __all__ = ["Moved", "move"]
 
@@ -30,29 +32,45 @@ class Moved:
     poison: int = 0
     refused: int = 0  # too large for the other spool
     leased: int = 0  # by workers, when the move ended
+    left: int = 0  # that wait, when the move ended
 
 
 def move(
     source: AnySpool, target: AnySpool, *, progress: Callable[[Moved], None] = lambda _: None,
-    stop: Callable[[], bool] = lambda: False,
+    stop: Callable[[], bool] = lambda: False, patience_s: float = 0.0,
 ) -> Moved:  # fmt: skip
-    """Move all events that wait or were given up. Raises SpoolFull or SpoolBroken: then the rest is where it was."""
+    """Move all events that wait or were given up. Those that cannot be leased are waited for, `patience_s` after the
+    last that could. Raises SpoolFull or SpoolBroken: then the rest is where it was."""
     moved = Moved()
     source.recover()
     refused: list[Item] = []
     try:
-        while not stop() and (
-            items := source.lease_many(MOVE_BATCH, bytes_max=DRAIN_BATCH_BYTES_MAX, counts=False)
-        ):
+        while not stop() and (items := _next(source, stop, patience_s)):
             refused += _move_batch(source, target, items, moved)
             progress(moved)
+        left = _left(source)
+        moved.leased, moved.left = left[State.IN_FLIGHT] - source.in_flight_here, left[State.QUEUE]
     finally:
         for item in refused:
             source.give_back(item)
     if not stop():
         _move_poison(source, target, moved)
-    moved.leased = by_hand(source).counts(State.IN_FLIGHT)[State.IN_FLIGHT]
     return moved
+
+
+def _next(source: AnySpool, stop: Callable[[], bool], patience_s: float) -> list[Item]:
+    """The next batch. Where events are there that cannot be leased, look again until the patience is over."""
+    ends_s = time.monotonic() + patience_s
+    while not (
+        items := source.lease_many(MOVE_BATCH, bytes_max=DRAIN_BATCH_BYTES_MAX, counts=False)
+    ) and not (stop() or time.monotonic() >= ends_s or sum(_left(source).values()) <= source.in_flight_here):
+        source.wait(MOVE_LOOK_S)
+        source.recover(start=False)
+    return items
+
+
+def _left(source: AnySpool) -> dict[State, int]:
+    return by_hand(source).counts(State.QUEUE, State.IN_FLIGHT)
 
 
 def _move_batch(source: AnySpool, target: AnySpool, items: list[Item], moved: Moved) -> list[Item]:

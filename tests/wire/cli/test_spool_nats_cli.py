@@ -74,7 +74,7 @@ def test_events_move_to_files_and_back(alone, tmp_path: Path, server: Broker):
     assert 'set backend = "files" in [spool.moved]' in there.stderr
     assert len(list(tmp_path.rglob("spool/moved/queue/*.jsonl"))) == 2
     back = alone("spool", "move", "--to", "nats", "--json")
-    assert json.loads(back.stdout) == {"waiting": 2, "poison": 0, "refused": 0, "leased": 0}
+    assert json.loads(back.stdout) == {"waiting": 2, "poison": 0, "refused": 0, "leased": 0, "left": 0}
     assert alone("spool", "drain", "--once").stdout.startswith("appended 2,")
 
 

@@ -46,6 +46,7 @@ from watchbill.fleet.matching.claiming import Health, Standing
 from watchbill.plans.task import Sandbox, TaskClass
 from watchbill.processes import limits as processes_limits
 from watchbill.processes.crew import Cause, Crew, CrewEvent, Ended, LeaseHeard, Measured, Started, Stuck
+from watchbill.processes.environment import Withheld
 from watchbill.processes.sandbox import can_bubblewrap, can_landlock
 
 __all__ = ["Agent", "AgentOptions"]
@@ -66,6 +67,7 @@ class AgentOptions:
     once: bool = False  # leave when the queue has nothing for this agent
     key: str = ""  # for the host daemon
     ground: Ground | None = None  # where the shared folder is not at `root`
+    secrets: frozenset[str] = frozenset()  # variables of our environment that no task gets
 
     @property
     def told_root(self) -> str:
@@ -93,7 +95,7 @@ class Agent:
         self._options = options
         self._memory = memory or NoDevice()
         self._files = FileThread()
-        self._crew = Crew(options.folder, self._on_crew)
+        self._crew = Crew(options.folder, self._on_crew, Withheld(options.secrets))
         self._model_work = ModelWork(self._memory, options.key, self._on_end)
         self._desk: Desk | None = None
         self._watch: Arrivals | None = None

@@ -90,7 +90,16 @@ def run_agent_behind_door(
 
     def options(folder: Path) -> AgentOptions:
         ground = MirrorGround(session, subject, name, folder / "mirror")
-        return AgentOptions(name, ground.root, folder, cpu_slots, once=once, key=_key(), ground=ground)
+        return AgentOptions(
+            name,
+            ground.root,
+            folder,
+            cpu_slots,
+            once=once,
+            key=_key(),
+            ground=ground,
+            secrets=reach.variables,
+        )
 
     try:
         return _run_one(options, name, fleet_id, state, device)

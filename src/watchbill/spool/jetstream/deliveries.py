@@ -1,7 +1,8 @@
 """Deliveries: the messages that a broker gives this worker when it pulls, and how one is put back.
 
-A pull asks for what waits now. In a cluster its end may overtake its messages: those are kept for the next pull. A
-message that was kept too long may be another worker's by now, and goes back. For the loop of the link only.
+A pull asks for what waits now. In a cluster its end overtakes its messages, which their servers agree on first: the end
+says how many there are, and they are waited for. What comes later still is kept for the next pull. A message that was
+kept too long may be another worker's by now, and goes back. For the loop of the link only.
 """
 
 import asyncio
@@ -20,6 +21,8 @@ __all__ = ["Deliveries", "Delivery", "put_back", "put_back_word"]
 
 #: A pull has ended: no messages, its time is over, or its consumer refuses more.
 _SERVED_STATUSES = frozenset({"404", "408", "409"})
+#: How many of the messages that a pull asked for were not sent when it ended; without it, none were.
+_UNSENT = "Nats-Pending-Messages"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +39,9 @@ class Deliveries:
 
     def __init__(self, link: Link, streams: Streams, lease_s: float, on_arrival: Callable[[], None]) -> None:
         self._link, self._streams, self._lease_s, self._on_arrival = link, streams, lease_s, on_arrival
-        self._inbox, self._pull = "", 0
-        self._came, self._is_served = asyncio.Event(), asyncio.Event()
+        self._inbox, self._pull, self._asked = "", 0, 0
+        self._came = asyncio.Event()
+        self._awaited = 0  # messages of the present pull that have not come
         self._pulled: deque[tuple[float, Received]] = deque()  # each with the time when it came
 
     async def pull(self, count: int, bytes_max: int) -> list[Delivery]:
@@ -53,12 +57,12 @@ class Deliveries:
                 "no_wait": True,
                 "max_bytes": max(bytes_max, self._link.payload_bytes_max),
             }
-            self._is_served.clear()
+            self._asked = self._awaited = count
             await self._link.tell(
                 f"$JS.API.CONSUMER.MSG.NEXT.{self._streams.name}.{CONSUMER}", json.dumps(body).encode(),
                 reply=f"{self._inbox}.{self._pull}",
             )  # fmt: skip
-            if await self._serve(count):
+            if await self._serve():
                 break
             await asyncio.sleep(BROKER_AGAIN_S)
         return [self._delivery(each) for each in await self._take(count)]
@@ -68,9 +72,9 @@ class Deliveries:
         while self._pulled:
             await put_back(self._link, self._pulled.popleft()[1].reply)
 
-    async def _serve(self, count: int) -> bool:
-        """Wait until the broker has served the present pull; False if it did not answer."""
-        while len(self._pulled) < count and not self._is_served.is_set():
+    async def _serve(self) -> bool:
+        """Wait until all messages of the present pull have come; False if the broker did not answer."""
+        while self._awaited > 0:
             self._came.clear()
             try:
                 async with asyncio.timeout(BROKER_REPLY_S):
@@ -94,11 +98,12 @@ class Deliveries:
         """Take what a pull delivers. A message keeps the subject of its event, so only a status tells its pull."""
         if not message.status:
             self._pulled.append((time.monotonic(), message))
+            self._awaited -= 1
             self._on_arrival()
         elif message.subject != f"{self._inbox}.{self._pull}":
             return
         elif message.status in _SERVED_STATUSES:
-            self._is_served.set()
+            self._awaited -= int(message.headers.get(_UNSENT, self._asked))
         else:
             return  # no server has the stream now: the pull is sent again
         self._came.set()

@@ -20,6 +20,7 @@ class Reach:
     certificate: str = ""
     key: str = ""
     wait_s: float = BROKER_WAIT_S
+    variables: frozenset[str] = frozenset()  # of the environment, in which the password or the token stands
 
     @property
     def named(self) -> str:
