@@ -139,6 +139,24 @@ def test_a_key_from_the_environment_is_safe_in_a_public_file() -> None:
     assert findings(model("a") + '[server.keys.me]\nkey = "env:MY_KEY"', is_public=True) == []
 
 
+def test_the_key_of_a_peer_is_examined_like_any_other() -> None:
+    """RES-23: `config check` of the shipped peers.toml ended with a traceback."""
+    peer = '[peers.rig]\ntheir_key = "short"\n'
+    assert said(findings(model("a") + peer, is_public=True), grave=False) == [
+        "5: peers.rig.their_key: is short enough to be guessed; use 16 characters or more",
+        "5: peers.rig.their_key: can be read by other users of this machine; chmod 600, or use env:NAME",
+    ]
+
+
+def test_a_site_that_does_not_answer_is_named_by_its_own_table() -> None:
+    text = model("a") + '[peers.rig]\nurl = "http://10.0.0.8:8470"\nkey = "k"\nmodels = ["big"]\n'
+    loaded = read_text(text, base=Path("/srv"), origin="w.toml", environment={})
+    facts = MachineFacts({"ram": Bytes(GB * 16)}, {}, silent={"@rig": "it does not answer"})
+    assert said(examine(loaded, facts), grave=False) == [
+        "5: peers.rig.url: it does not answer; start it, or correct the address"
+    ]
+
+
 def test_a_key_that_nothing_acts_on_yet_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """Accepted without a word it would be a promise that is not kept."""
     monkeypatch.setitem(NOT_ACTED_ON, ("devices", "*", "protect"), "does not watch processes yet")

@@ -13,6 +13,7 @@ from watchbill.catalog import EngineRules, Model
 from watchbill.cli.limits import CLI_CALL_S
 from watchbill.config import Loaded, MachineFacts, ModelFacts
 from watchbill.config.starter import SMOLLM2
+from watchbill.config.tiers import engine_name
 from watchbill.engines.base import endpoint_of
 from watchbill.engines.llamacpp import missing_server
 from watchbill.engines.ollama import DEFAULT_URL
@@ -49,9 +50,16 @@ def look_at(loaded: Loaded, root: Root) -> MachineFacts:
         },
         is_config_public=loaded.file is not None and _can_others_read(loaded.file),
         spools=_look_at_spools(loaded),
-        silent=silent_engines(engines),
+        silent=silent_engines(
+            {name: rules for name, rules in engines.items() if name not in _unused(loaded)}
+        ),
         on_shelf=len(Shelf(root.models, loaded.catalog.library).look().models),
     )
+
+
+def _unused(loaded: Loaded) -> set[str]:
+    """The engines of tiers that are off: nothing is asked there."""
+    return {engine_name(name) for name, tier in loaded.catalog.tiers.items() if not tier.enabled}
 
 
 def _look_at_spools(loaded: Loaded) -> dict[str, tuple[str, str]]:
@@ -131,6 +139,7 @@ def silent_engines(engines: Mapping[str, EngineRules]) -> dict[str, str]:
     urls = {
         name: rules.url or (DEFAULT_URL if rules.driver == "ollama" else "")
         for name, rules in engines.items()
+        if rules.driver != "burst"  # it is started when it is needed
     }
     told = {name: f"{url} does not answer within {CLI_CALL_S:g} s" for name, url in urls.items() if url}
     asking = [threading.Thread(target=_ask, args=(name, urls[name], told), daemon=True) for name in told]

@@ -231,9 +231,17 @@ def draw_models(models: Fields, root: Root, terminal: Terminal) -> list[str]:
     lines = [terminal.mark(head, "bold")]
     for line, model in zip(drawn, models.values(), strict=True):
         lines.append(_coloured(line, fields(model), terminal))
-        if reason := plain(fields(model).get("reason") or ""):
-            lines += [terminal.mark(each, "dim") for each in terminal.wrapped(reason, 4)]
+        for told in _told_of(fields(model)):
+            lines += [terminal.mark(each, "dim") for each in terminal.wrapped(told, 4)]
     return lines
+
+
+def _told_of(model: Fields) -> list[str]:
+    """Who else has to do with a model, and a reason."""
+    peer, site, reason = (plain(model.get(part) or "") for part in ("leased", "site", "reason"))
+    tier = plain(model.get("tier") or "")
+    where = f"served by {site}" if tier == "peer" else f"served by the {tier} tier {site}"
+    return [*([f"leased: {peer}"] if peer else []), *([where] if site else []), *([reason] if reason else [])]
 
 
 def draw_catalog(listed: list[Fields], models: Fields, root: Root, terminal: Terminal) -> list[str]:
@@ -393,13 +401,18 @@ def lane_row(name: str, lane: Fields) -> list[str]:
 
 def _draw_programs(programs: Fields, terminal: Terminal) -> list[str]:
     """The programs beside the daemon: coordinator and agents."""
-    rows: list[list[str]] = []
+    rows, ends = list[list[str]](), list[str]()
     for name, each in programs.items():
         told = fields(each)
-        pid = told.get("pid")
-        state = f"pid {figure(pid)}" if pid is not None else f"down: {plain(told.get('last_end'))}"
+        pid, end = told.get("pid"), plain(told.get("last_end") or "")
+        state = "down" if pid is None else f"pid {figure(pid)}"
         rows.append([plain(name), state, str(figure(told.get("starts")))])
-    return terminal.table([Column("program"), Column("state"), Column("starts", right=True)], rows)
+        ends.append("" if pid is not None else end)
+    head, *drawn = terminal.table([Column("PROGRAM"), Column("STATE"), Column("STARTS", right=True)], rows)
+    lines = [terminal.mark(head, "bold")]
+    for line, end in zip(drawn, ends, strict=True):
+        lines += [line, *(terminal.mark(each, "yellow") for each in terminal.wrapped(end, 4) if end)]
+    return lines
 
 
 def _tell_batches(batches: Fields) -> str:

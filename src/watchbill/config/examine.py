@@ -15,6 +15,7 @@ from watchbill.config.load import Loaded
 from watchbill.config.planned import NOT_ACTED_ON
 from watchbill.config.server import variable_of
 from watchbill.config.sets import Member, Place, misfit
+from watchbill.config.tiers import engine_name
 from watchbill.errors import Problem
 from watchbill.units import Bytes, format_bytes, spell_bytes
 
@@ -151,20 +152,33 @@ def _notes(loaded: Loaded, facts: MachineFacts) -> Iterator[Problem]:
             )
             yield loaded.problem(("models", name, "context"), text, f"write context = {seen.context}")
     for name, complaint in facts.silent.items():
-        yield loaded.problem(("engines", name, "url"), complaint, "start it, or correct the address")
+        yield loaded.problem((*_table_of(loaded, name), "url"), complaint, "start it, or correct the address")
     yield from _lonely_groups(loaded, catalog)
     yield from _without_effect(loaded)
     for key in catalog.server.keys:
-        path = ("server", "keys", key.name, "key")
+        is_peer = key.peer is not None
+        path = ("peers", key.name, "their_key") if is_peer else ("server", "keys", key.name, "key")
         if len(key.key) < _KEY_CHARS_MIN:
             yield loaded.problem(
                 path, "is short enough to be guessed", f"use {_KEY_CHARS_MIN} characters or more"
             )
-        said = loaded.document.server.keys[key.name].key
-        if facts.is_config_public and variable_of(said) is None:
+        said = (
+            loaded.document.peers[key.name].their_key
+            if is_peer
+            else loaded.document.server.keys[key.name].key
+        )
+        if facts.is_config_public and variable_of(said or "") is None:
             yield loaded.problem(
                 path, "can be read by other users of this machine", "chmod 600, or use env:NAME"
             )
+
+
+def _table_of(loaded: Loaded, engine: str) -> tuple[str, str]:
+    """The table that an engine stands for: its own, or that of a site."""
+    for kind, sites in (("peers", loaded.document.peers), ("tiers", loaded.document.tiers)):
+        if site := next((name for name in sites if engine_name(name) == engine), None):
+            return kind, site
+    return "engines", engine
 
 
 def _declared_too_low(loaded: Loaded, name: str, model: Model, predicted: Bytes | None) -> Iterator[Problem]:

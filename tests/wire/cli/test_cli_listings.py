@@ -37,6 +37,29 @@ def test_status_fits_into_80_columns_and_names_everything(watchbill):
         assert told in done.stdout, told
 
 
+def test_status_says_who_has_leased_a_model_where_it_is_served_and_why_a_program_is_down(watchbill, daemon):
+    """RES-23, RES-26: not only in the JSON."""
+    models = {
+        "small": {"state": "ready", "tier": "local", "site": None, "leased": "laptop"},
+        "big": {"state": "ready", "tier": "peer", "site": "rig"},
+        "large": {
+            "state": "absent",
+            "tier": "burst",
+            "site": "box",
+            "reason": "it has not been requested yet",
+        },
+    }
+    programs = {"door": {"pid": None, "starts": 8, "last_end": "exited with status 2: NATS_TOKEN is not set"}}
+    status = {"devices": {}, "models": models, "lanes": {}, "programs": programs}
+    daemon.answers[("GET", "/wb/v1/status")] = (200, json.dumps(status).encode())
+    lines = [line.strip() for line in watchbill("status").stdout.splitlines()]
+    for told in (
+        "leased: laptop", "served by rig", "served by the burst tier box", "it has not been requested yet",
+        "exited with status 2: NATS_TOKEN is not set",
+    ):  # fmt: skip
+        assert told in lines, told
+
+
 @pytest.mark.parametrize("columns", [60, 40])
 def test_status_stays_readable_on_a_narrow_terminal(watchbill, columns):
     """Whole states, sizes and titles: columns that can be spared are left out, and texts are wrapped."""
