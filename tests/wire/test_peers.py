@@ -106,6 +106,20 @@ async def test_a_model_that_is_not_here_is_served_by_the_peer(tmp_path: Path) ->
             )
 
 
+@pytest.mark.parametrize("wrong", ["model", "key"])
+async def test_what_a_peer_will_never_lend_is_refused_at_once(tmp_path: Path, wrong: str) -> None:
+    """RES-23, P3: a model that is not there or private, or a key that it does not know: no wait would help."""
+    rig = rig_config()
+    if wrong == "key":
+        shown = tuple(replace(key, key="another") for key in rig.server.keys)
+        rig = replace(rig, server=replace(rig.server, keys=shown))
+    async with two(tmp_path, rig) as ((home, _), _):
+        model = "secret" if wrong == "model" else "big"
+        answer = await within(10, home.ask("/v1/chat/completions", BODY | {"model": model}))
+        assert (answer.status, answer.code) == (503, "model_failed"), answer.body
+        assert b"the peer rig gives no lease" in answer.body
+
+
 async def test_a_person_at_the_peer_interrupts_and_the_caller_sees_a_longer_answer(
     tmp_path: Path, quiet_ms: int
 ) -> None:
@@ -200,11 +214,15 @@ async def test_a_peer_that_forgot_a_lease_gives_a_new_one(tmp_path: Path) -> Non
         assert first != second
 
 
-@pytest.mark.parametrize("how", ["the connection breaks", "the renewal finds the lease gone"])
+BREAKS = ["the connection breaks", "the renewal finds the lease gone", "shutting_down", "engine_failed"]
+
+
+@pytest.mark.parametrize("how", BREAKS)
 async def test_an_answer_that_breaks_off_is_continued_also_after_a_forgotten_lease(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
-    """RES-23: a lender that was started anew and is killed in the middle costs no word, whole or streamed."""
+    """RES-23: a lender that was started anew and is killed, shut down or loses its engine in the middle costs no word,
+    whole or streamed."""
     chats, is_gone = 0, False
     monkeypatch.setattr(limits, "LEASE_RENEW_MS", 100)
 
@@ -223,11 +241,15 @@ async def test_an_answer_that_breaks_off_is_continued_also_after_a_forgotten_lea
             return await whole(409, {"error": {"message": "no such lease"}}, writer)
         if chats == 2:  # two words, and the connection is gone
             events = sse(*chat_events("One two three")[:3])
+            if how in ("shutting_down", "engine_failed"):
+                events += sse({"error": {"message": "it does not go on", "code": how}})
             writer.write(
                 b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
             )
             writer.write(b"%x\r\n%b\r\n" % (len(events), events))
             await writer.drain()
+            if how in ("shutting_down", "engine_failed"):
+                return writer.write(b"0\r\n\r\n")
             if how == "the connection breaks":
                 writer.transport.abort()
                 raise ConnectionResetError

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -339,6 +340,25 @@ async def test_a_request_whose_burst_machine_vanishes_before_its_first_byte_is_s
         answer = await within(30, asking)
         assert (answer.status, answer.headers["x-watchbill-tier"]) == (200, "burst")
         assert machine.calls == ["start", "stop", "start"]
+
+
+async def test_an_answer_that_a_vanished_burst_machine_had_begun_is_continued(tmp_path: Path) -> None:
+    """SPOOL-09: the machine starts anew and goes on from the words that the caller has."""
+    words = [f"word{number}" for number in range(40)]
+    machine = Machine(tmp_path / "machine", {"service": "4s", "tokens": 40, "text": " ".join(words)})
+    async with opened(tmp_path / "root", machine.tier()) as (client, _):
+        reader, writer = await client.connect()
+        body = json.dumps({**BODY, "model": "big", "stream": True, "max_tokens": 40}).encode()
+        head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1:{client.serving.port}\r\nConnection: close\r\n"
+        head += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+        writer.write(head.encode() + body)
+        heard = await within(30, reader.readuntil(b"word3"))
+        machine.preempt()
+        heard += await within(30, reader.read())
+        writer.close()
+        assert b'"error"' not in heard, heard
+        assert re.findall(r"word\d+", heard.decode()) == words
+        assert machine.calls[:3] == ["start", "stop", "start"]
 
 
 async def test_a_request_is_served_elsewhere_when_the_burst_tier_does_not_start(tmp_path: Path) -> None:

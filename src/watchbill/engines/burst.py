@@ -19,13 +19,15 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import msgspec
+
 from watchbill.catalog import EngineRules
 from watchbill.core.messages import Blame
 from watchbill.engines import limits
 from watchbill.engines.base import Capabilities, HostState, LoadError, Warm, endpoint_of
 from watchbill.engines.foreign import ForeignHold, Gone, HeldRecord
 from watchbill.engines.readiness import check_health, warm_up
-from watchbill.engines.upstream import FailureKind, Upstream, UpstreamFailed
+from watchbill.engines.upstream import FailureKind, Outgoing, Upstream, UpstreamFailed
 from watchbill.errors import ConfigError, EngineFailed
 from watchbill.names import file_stem
 from watchbill.processes import Withheld
@@ -35,6 +37,22 @@ from watchbill.units import format_millis
 __all__ = ["BurstHost"]
 
 _LOG = logging.getLogger("watchbill.engines")
+#: Who owns the models of llama.cpp's own server.
+_LLAMA_CPP = "llamacpp"
+
+
+class _Served(msgspec.Struct):
+    """A model that a machine has, as it lists it."""
+
+    id: str = ""
+    owned_by: str = ""
+    meta: Mapping[str, object] | None = None
+
+
+class _Listed(msgspec.Struct):
+    """The models of a machine."""
+
+    data: list[_Served] = []
 
 
 class BurstHost:
@@ -83,6 +101,7 @@ class BurstHost:
             hold.progress.text = f"the burst tier {self._name} was started and did not answer yet"
             await warm_up(endpoint, hold.model.health, "http", hold.progress)
             self._misses = 0
+        endpoint = replace(endpoint, continues=await self._continues(endpoint.upstream_model))
         return Warm(endpoint, None, {}, "none", health=hold.model.health)
 
     async def blame_for_delay(self, hold: ForeignHold) -> Blame:
@@ -189,6 +208,21 @@ class BurstHost:
         """Writes down that the machine runs, before it does, and that it does not, after."""
         self._is_started = is_started
         self._record.write([self._name] if is_started else [])
+
+    async def _continues(self, model: str) -> bool:
+        """Whether the machine continues an answer that broke off: a Watchbill says so, llama.cpp does."""
+        asked = Outgoing(self._endpoint, "GET", "/v1/models")
+        try:
+            reply = await self._upstream.fetch(
+                asked, timeout_ms=limits.PROBE_MS_MAX, limit_bytes=limits.PROBE_ANSWER_BYTES_MAX
+            )
+            listed = msgspec.json.decode(reply.body, type=_Listed).data if reply.status == 200 else []
+        except (UpstreamFailed, msgspec.DecodeError):
+            return False
+        return any(
+            each.owned_by == _LLAMA_CPP or (each.id == model and (each.meta or {}).get("continues") is True)
+            for each in listed
+        )
 
     async def _is_well(self, health: str) -> bool:
         """Whether the machine counts as there: it answers, or has not been silent for long."""

@@ -27,6 +27,8 @@ from watchbill.errors import ConfigError
 __all__ = ["PeerHost"]
 
 _PATH = "/wb/v1/leases"
+#: It does not know our key, or does not lend this model: a later question gets the same answer.
+_FINAL_STATUSES = frozenset({401, 403, 404})
 
 
 class _Granted(msgspec.Struct):
@@ -81,6 +83,8 @@ class PeerHost:
         hold.progress.text = f"the peer {self._name} had not answered"
         asked_at = time.monotonic()
         reply = await self._ask("POST", _PATH, {"model": there})
+        if reply.status in _FINAL_STATUSES:  # its config or ours is wrong: nobody waits for that
+            raise LoadError(f"the peer {self._name} gives no lease: {_said(reply)}", hopeless=True)
         if reply.status != 200:
             raise LoadError(f"the peer {self._name} gives no lease: {_said(reply)}", blame=Blame.HOST)
         try:

@@ -187,7 +187,8 @@ class Connection(threading.Thread):
             self.engine.sleep(path == "/sleep")
             self.send_json(200, {})
         elif path == "/v1/models":
-            self.send_json(200, {"object": "list", "data": [{"id": self.engine.name, "object": "model"}]})
+            listed = {"id": self.engine.name, "object": "model", "meta": {"continues": True}}
+            self.send_json(200, {"object": "list", "data": [listed]})
         elif method == "POST" and path in ("/v1/chat/completions", "/v1/completions", "/v1/embeddings"):
             self.serve(path, body)
         else:

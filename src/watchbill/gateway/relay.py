@@ -420,6 +420,7 @@ class Relay(AbstractContextManager["Relay", None]):
         if self.forced is not None:
             self.forced.begin()
         if self.resume is not None:
+            self.resume.is_far = start.tier in _CONTINUED
             outgoing = self.resume.ask(outgoing)
         if self.context.lifted is not None:
             outgoing = self.context.lifted.fill(outgoing)
@@ -445,9 +446,11 @@ class Relay(AbstractContextManager["Relay", None]):
         resume = self.resume
         if resume is None or not self.is_stream:
             return call.take()
-        while piece := call.take():
+        while not resume.broken_by and (piece := call.take()):
             if heard := resume.hear(piece):
                 return heard
+        if resume.broken_by:
+            raise UpstreamFailed(FailureKind.TRUNCATED, resume.broken_by, received=True)
         return None if piece is None else resume.rest()
 
     def _on_cut(self) -> None:

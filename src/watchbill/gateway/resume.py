@@ -5,6 +5,9 @@ the engine gets the same request with the text so far: behind the prompt, or as 
 message. To the caller both parts are one answer: the second goes under the first one's id, and its usage counts both.
 The text so far may also be that of an earlier daemon (`Begun`): then it comes as the first event.
 
+Another machine may say in the middle of its answer that it cannot go on: it shuts down, or its engine died. Where the
+text so far can be continued, the caller does not hear of that.
+
 Only plain text can be continued. An answer with tools, a grammar, log probabilities, stop words or several choices,
 and one that thinks aloud, has its safe boundary at its end. Does no I/O.
 """
@@ -16,7 +19,7 @@ import msgspec
 from watchbill.decodable import json_decoder
 from watchbill.engines.connection import Outgoing
 from watchbill.engines.sse import DONE, EventReader, EventTooLarge, WholeEvents
-from watchbill.errors import EngineFailed
+from watchbill.errors import EngineFailed, Preempted, ShuttingDown
 from watchbill.gateway.body import encode
 from watchbill.gateway.limits import RESUME_TEXT_CHARS_MAX, RESUME_TOKENS_MAX
 from watchbill.gateway.typed import is_count
@@ -36,6 +39,8 @@ _IN_THE_WAY = (
 )  # fmt: skip
 _LIMITS = ("max_tokens", "max_completion_tokens", "n_predict")
 _SENTENCE_ENDS = (".", "!", "?", "…", "\n", "。", "！", "？")
+#: Errors by which another Watchbill ends an answer that goes on elsewhere, or there a little later.
+_BREAKS = frozenset({EngineFailed.code, Preempted.code, ShuttingDown.code})
 #: What may stand behind the end of a sentence and still belongs to it.
 _CLOSING = " \"'”’)]*_"
 
@@ -52,6 +57,7 @@ class Resumption:
 
     def __init__(self, model: str, refused: set[str], begun: Begun | None = None) -> None:
         self._model = model
+        self.is_far = False  # another machine answers
         self._begun = begun if begun is not None and begun.text else None
         self._first = b""  # the event with what an earlier daemon had, until it was passed on
         self._refused = refused  # models whose chat template was seen to refuse it; shared by all answers
@@ -65,6 +71,7 @@ class Resumption:
         self._begin_part()
 
     def _begin_part(self) -> None:
+        self.broken_by = ""  # why the other machine does not go on
         self._reader = EventReader()
         self._events = WholeEvents()
         self._finished = False
@@ -131,11 +138,31 @@ class Resumption:
             self._is_possible = False
             return whole
         if not self._earlier:
-            for payload in payloads:
+            for place, payload in enumerate(payloads):
+                if self._breaks_off(payload):
+                    return b"".join(b"data: " + each + b"\n\n" for each in payloads[:place])
                 self._read(payload)
             return whole
         first, self._first = self._first, b""
-        return first + b"".join(self._rewritten(payload) for payload in payloads)
+        heard = [first]
+        for payload in payloads:
+            if self._breaks_off(payload):
+                break
+            heard.append(self._rewritten(payload))
+        return b"".join(heard)
+
+    def _breaks_off(self, payload: bytes) -> bool:
+        """Whether another machine says here that it does not go on, and the answer can be continued."""
+        if not self.is_far or b'"error"' not in payload or not self.can_go_on or not self.has_advanced:
+            return False
+        try:
+            error = decode_fields(payload, NO_STREAM).get("error")
+        except EngineFailed:
+            return False
+        told = cast("Fields", error) if isinstance(error, dict) else {}
+        if told.get("code") in _BREAKS:
+            self.broken_by = str(told.get("message") or told["code"])
+        return bool(self.broken_by)
 
     def rest(self) -> bytes:
         """What is left at the end of the stream: an event without its blank line."""

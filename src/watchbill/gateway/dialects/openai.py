@@ -203,7 +203,10 @@ class OpenAiApi:
             "display_name": model.name,
             "created_at": self._created_at,
             "status": {"value": _STATES.get(status, "unloaded")},
-            "meta": {"n_ctx": (await self._services.files.facts(model)).context(model)},
+            "meta": {
+                "n_ctx": (await self._services.files.facts(model)).context(model),
+                "continues": self._services.driver.continues(model.name),
+            },
             "aliases": list(model.aliases),
             "capabilities": (await self._services.abilities.of(model)).listed(),
         }
