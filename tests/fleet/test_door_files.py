@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 
 from support.direct_door import Direct
+from support.power_cut import loop_disk
 from support.small_disk import small_disks
 from watchbill.fleet import limits
+from watchbill.fleet.door.disk import DoorDisk
 from watchbill.fleet.door.door import Door
 from watchbill.fleet.door.mirror import CannotCarry, Mirror
 from watchbill.fleet.door.wire import Op
@@ -73,6 +75,25 @@ def ends(mirror: Mirror, name: str, slip: Slip) -> list[str]:
 def begins(mirror: Mirror, name: str, slip: Slip) -> None:
     mirror.look_again()
     assert mirror.bring(name, slip, time.monotonic() + LONG)
+
+
+def test_what_a_reported_task_has_left_survives_a_power_cut(tmp_path: Path) -> None:
+    """R13, FLEET-05: the agent forgets the files of a task once its result is in the log; then the disk has them."""
+    with loop_disk("ext4", tmp_path) as disk:
+        place = Place(tmp_path, disk.path / "shared")
+        name, slip = place.hold("gpu-1")
+        mirror, batch, session = place.mirror()
+        log = DoorDisk(session).create_log(places.result_log("gpu-1", 1))
+        log.append([b"an earlier result"])
+        os.sync()
+        begins(mirror, name, slip)
+        (batch / "out").mkdir()
+        (batch / "out" / "made").write_text("made")
+        assert ends(mirror, name, slip) == []
+        log.append([b"the result"])
+        log.close()
+        disk.cut()
+        assert (place.batch / "out" / "made").read_text() == "made"
 
 
 # ------------------------------------------------------------------ what an agent may not do

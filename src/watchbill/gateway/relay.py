@@ -446,6 +446,7 @@ class Relay(AbstractContextManager["Relay", None]):
         resume = self.resume
         if resume is None or not self.is_stream:
             return call.take()
+        piece: bytes | None = b""
         while not resume.broken_by and (piece := call.take()):
             if heard := resume.hear(piece):
                 return heard

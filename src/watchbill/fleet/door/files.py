@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from watchbill.errors import OursError
-from watchbill.files.atomic import FILE_MODE, NotAFile, pwrite_all, write_all
+from watchbill.files.atomic import FILE_MODE, NotAFile, pwrite_all, sync_filesystem, write_all
 from watchbill.files.beneath import Beneath, Entry
 from watchbill.fleet import limits
 from watchbill.fleet.door.scope import RULES, Scope
@@ -43,6 +43,7 @@ class Carrier:
         self._beneath, self._agent, self._held = Beneath(root), agent, held
         self._scopes: OrderedDict[str, Scope] = OrderedDict()
         self._shown: OrderedDict[str, frozenset[str]] = OrderedDict()
+        self._is_unsynced = True  # a former door may have left something
 
     # ------------------------------------------------------------ to the agent
 
@@ -154,6 +155,13 @@ class Carrier:
                 os.close(fd)
             return self._publish(path, draft, drafts, durable=asked.flag("durable"))
 
+    def settle(self) -> None:
+        """Make durable what tasks have left: nobody has it any more once they are reported."""
+        if self._is_unsynced:
+            with self._beneath.folder("") as root:
+                sync_filesystem(root)
+            self._is_unsynced = False
+
     def sweep(self) -> None:
         """Remove what a former start of the agent has sent in part."""
         with self._beneath.folder(places.DRAFTS) as drafts:
@@ -201,9 +209,12 @@ class Carrier:
         return pack({})
 
     def _writable(self, asked: Fields) -> str:
-        path = asked.text("path")
-        if not self._scope(asked.text("slip")).may_write(path):
+        path, scope = asked.text("path"), self._scope(asked.text("slip"))
+        if not scope.may_write(path):
             raise PermissionError(errno.EPERM, "a task may not write this", path)
+        self._is_unsynced = self._is_unsynced or not path.startswith(
+            f"{scope.others}/"
+        )  # what it said may get lost
         return path
 
     def _draft(self, asked: Fields) -> str:
