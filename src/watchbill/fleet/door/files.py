@@ -43,7 +43,6 @@ class Carrier:
         self._beneath, self._agent, self._held = Beneath(root), agent, held
         self._scopes: OrderedDict[str, Scope] = OrderedDict()
         self._shown: OrderedDict[str, frozenset[str]] = OrderedDict()
-        self._is_unsynced = True  # a former door may have left something
 
     # ------------------------------------------------------------ to the agent
 
@@ -130,8 +129,11 @@ class Carrier:
     def store(self, asked: Fields, body: bytes) -> bytes:
         """Part of a file; with the last one the file is there. Or a folder."""
         path = self._writable(asked)
+        durable = self._is_kept(asked)
         if asked.flag("is_folder"):
-            with self._beneath.folder(path, make=True):
+            with self._beneath.folder(path, make=True) as made:
+                if durable:
+                    sync_filesystem(made)
                 return pack({})
         draft, offset = self._draft(asked), max(0, asked.whole("offset"))
         with self._beneath.folder(places.DRAFTS) as drafts:
@@ -149,18 +151,11 @@ class Carrier:
                     return pack({})
                 if asked.flag("is_executable"):
                     os.fchmod(fd, FILE_MODE | _EXECUTABLE)
-                if asked.flag("durable"):
+                if durable:
                     os.fsync(fd)
             finally:
                 os.close(fd)
-            return self._publish(path, draft, drafts, durable=asked.flag("durable"))
-
-    def settle(self) -> None:
-        """Make durable what tasks have left: nobody has it any more once they are reported."""
-        if self._is_unsynced:
-            with self._beneath.folder("") as root:
-                sync_filesystem(root)
-            self._is_unsynced = False
+            return self._publish(path, draft, drafts, durable=durable)
 
     def sweep(self) -> None:
         """Remove what a former start of the agent has sent in part."""
@@ -184,11 +179,12 @@ class Carrier:
             pwrite_all(fd, body, offset)
 
     def _publish(self, path: str, draft: str, drafts: int, *, durable: bool) -> bytes:
-        name = path.rpartition("/")[2]
+        parent, _, name = path.rpartition("/")
+        has_parent = self._beneath.entry(parent) is not None
         with self._beneath.parent(path, make=True) as folder:
             os.rename(draft, name, src_dir_fd=drafts, dst_dir_fd=folder)
             if durable:
-                os.fsync(folder)
+                os.fsync(folder) if has_parent else sync_filesystem(folder)
         return self._now(path)
 
     def append(self, asked: Fields, body: bytes) -> bytes:
@@ -199,6 +195,8 @@ class Carrier:
             fd = os.open(path.rpartition("/")[2], flags, dir_fd=folder)
         try:
             write_all(fd, body)
+            if self._is_kept(asked):
+                os.fsync(fd)
         finally:
             os.close(fd)
         return pack({})
@@ -209,13 +207,15 @@ class Carrier:
         return pack({})
 
     def _writable(self, asked: Fields) -> str:
-        path, scope = asked.text("path"), self._scope(asked.text("slip"))
-        if not scope.may_write(path):
+        path = asked.text("path")
+        if not self._scope(asked.text("slip")).may_write(path):
             raise PermissionError(errno.EPERM, "a task may not write this", path)
-        self._is_unsynced = self._is_unsynced or not path.startswith(
-            f"{scope.others}/"
-        )  # what it said may get lost
         return path
+
+    def _is_kept(self, asked: Fields) -> bool:
+        """Whether a power cut must not take it once the agent knows that it is here: all but what a task printed."""
+        logs = f"{self._scope(asked.text('slip')).others}/"
+        return asked.flag("durable") or not asked.text("path").startswith(logs)
 
     def _draft(self, asked: Fields) -> str:
         upload = asked.text("upload")

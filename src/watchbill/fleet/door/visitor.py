@@ -194,7 +194,6 @@ class Visitor:
         if log is None or log.end != asked.whole("at"):
             raise OSError(errno.ESTALE, "the door was started anew: begin another record file", path)
         try:
-            self._carrier.settle()
             log.append(body.split(b"\n") if body else [])
         except OSError:
             self._logs.pop(path).close()
