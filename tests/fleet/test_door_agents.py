@@ -4,16 +4,26 @@ import json
 import os
 import subprocess
 import sys
+from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
+from typing import cast
 
 import pytest
 
+from support.direct_door import Direct
 from support.eventually import PATIENCE_S, wait_until
 from support.fleet_rig import AgentProcess, FleetRig, marked_processes
 from support.nats_server import TOKEN, Broker, broker
+from watchbill.fleet.agent.desk import Desk
+from watchbill.fleet.agent.ground import MirrorGround
+from watchbill.fleet.agent.work import Finished, Setting
+from watchbill.fleet.door.caller import BrokerSession
+from watchbill.fleet.door.door import Door
 from watchbill.fleet.folder import places
 from watchbill.fleet.folder.signals import Order
+from watchbill.fleet.matching.claiming import Standing
+from watchbill.processes.crew import Cause, Ended
 
 
 def task(name: str, command: str, *keys: str) -> str:
@@ -142,6 +152,28 @@ def test_kills_of_agents_doors_and_brokers_lose_nothing(remote: Remote) -> None:
     assert len(accepted(rig)) == len(set(accepted(rig))) == 10
     assert (rig.batch_folder("b1") / "long").read_text() == "whole\n"
     assert [each["task"] for each in rig.entries("b1", "issue")].count("long") == 2
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_a_task_is_not_done_without_the_files_that_it_has_made(tmp_path: Path, is_there: bool) -> None:
+    """FLEET-08, R13: a power cut behind the door takes the slip from the agent's hands, and its token still counts. Its
+    files cannot go back then, so its end is a loss. Power cuts under a plan of 120 tasks found it."""
+    rig = FleetRig(tmp_path / "shared")
+    rig.submit("b1", task("make", "echo made > {BATCH_PATH}/made"))
+    rig.turn()
+    session = cast("BrokerSession", Direct(Door(rig.root), "rig-1"))
+    ground = MirrorGround(session, "subject", "rig-1", tmp_path / "mirror")
+    desk, setting = Desk(rig.root, "rig-1", ground), Setting(ground.root, "rig-1", tmp_path / "own")
+    desk.join(cpu_slots=1)
+    (prepared,) = desk.round(setting, deque(), Standing("rig-1", 1), 0).prepared
+    (ground.root / places.batch_folder("p", "b1") / "made").write_text("made")
+    if not is_there:
+        (rig.root / places.processing_folder("rig-1") / prepared.name).unlink()
+    desk.round(setting, deque([Finished(prepared, Ended(prepared.name, Cause.EXIT, 0))]), None, 0)
+    (result,) = rig.results("rig-1")
+    made = rig.batch_folder("b1") / "made"
+    assert (result["why"], made.exists()) == (("done", True) if is_there else ("lost", False))
+    rig.close()
 
 
 def test_signals_rules_and_output_so_far(remote: Remote) -> None:

@@ -224,6 +224,16 @@ async def test_a_model_that_would_wait_too_long_here_goes_to_the_tier(tmp_path: 
             assert listed == ["small", "slow"], "copies are not listed"
 
 
+async def test_a_request_that_nobody_took_costs_nothing(tmp_path: Path) -> None:
+    """A tier that cannot be reached must not use up its day."""
+    async with peer_listening(HELLO) as peer:
+        text = cloud(peer, models='["far"]')
+    async with opened(tmp_path, text) as (client, driver):
+        answer = await ask(client, "far")
+        assert answer.status == 502, answer.body
+        await eventually(lambda: driver.status()["tiers"]["cloud"]["spent_today"] == 0)  # type: ignore[index]
+
+
 async def test_a_full_lane_here_is_no_reason_to_refuse_what_a_tier_can_start(tmp_path: Path) -> None:
     async with peer_listening(HELLO) as peer:
         text = cloud(peer, "[lanes.narrow]\nqueue_max = 1", models='["slow"]')

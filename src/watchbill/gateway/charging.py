@@ -32,6 +32,7 @@ class Charge:
         self._began = time.monotonic()
         self.tokens = TokenCount(_nothing, prompt)
         self.estimate = 0.0 if reserved is None else reserved.amount
+        self.is_unsent = False  # nobody was there to take the request
 
     def end(self, request: str) -> float:
         """The turn is over. Returns an estimate of what it cost."""
@@ -39,8 +40,9 @@ class Charge:
         if self._reserved is None:
             took_ms = (time.monotonic() - self._began) * 1000
             return rules.price_hour * took_ms / _HOUR_MS
-        amount = rules.cost_of(tokens.prompt, tokens.answer)
-        cost = Cost(rules.name, rules.kind, amount, tokens.prompt, tokens.answer)
+        prompt, answer = (0, 0) if self.is_unsent else (tokens.prompt, tokens.answer)
+        amount = rules.cost_of(prompt, answer)
+        cost = Cost(rules.name, rules.kind, amount, prompt, answer)
         self._tiers.settle(self._reserved, cost, self._start.model, request)
         return amount
 

@@ -473,6 +473,8 @@ class Relay(AbstractContextManager["Relay", None]):
     def _give_back(self, error: UpstreamFailed) -> None:
         """Returns the turn to the scheduler if the request may be repeated, else raises what went wrong."""
         assert self._start is not None
+        if self._charge is not None:
+            self._charge.is_unsent = error.kind is FailureKind.CONNECT
         cut = self.ticket.cut
         # An engine that was gone before it was asked has failed nobody: the turn just goes back.
         was_unused = cut is CutKind.ENGINE_FAILED and self._call is None

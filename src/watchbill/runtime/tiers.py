@@ -83,7 +83,7 @@ class Tiers:
             raise TierClosed(f"the tier {site} is no longer in the config")
         if rules.daily is not None:
             if amount > rules.daily:
-                text = f"it may cost {amount:.4f}, and the tier {site} may cost {rules.daily:g} a day"
+                text = f"it may cost {amount:.4g}, and the tier {site} may cost {rules.daily:g} a day"
                 raise TierClosed(f"{text}; ask for fewer tokens, or raise daily")
             if self._spending.spent(site) + amount > rules.daily:
                 self._close_for_today(rules, amount)

@@ -229,7 +229,16 @@ class Desk:
         while self._unsent:
             result, prepared = self._unsent[0]
             missing = self._ground.left_out(prepared.name)
-            failed = self._ground.send(prepared.name, prepared.slip, durable=prepared.question is not None)
+            try:
+                failed = self._ground.send(
+                    prepared.name, prepared.slip, durable=prepared.question is not None
+                )
+            except PermissionError as error:
+                if error.errno != errno.EACCES:
+                    raise
+                self._unsent.pop(0)
+                self._unreported.append(_without_files(result, error))
+                continue
             if failed is None:
                 return False
             self._unsent.pop(0)
@@ -395,6 +404,13 @@ class Desk:
             self._log.close()
             self._log = None
         self._identity = identity
+
+
+def _without_files(result: Result, error: OSError) -> Result:
+    """The result of a task whose slip is gone. It was revoked, and nobody reads this; or a power cut took the slip from
+    the folder, and the task is not done without what it has made."""
+    end = End.LOST if result.end is End.DONE else result.end
+    return replace(result, end=end, tail=f"{result.tail}\nits files could not be sent: {error.strerror}")
 
 
 def _with_notes(result: Result, failed: list[str], left_out: str) -> Result:

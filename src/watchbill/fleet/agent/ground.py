@@ -65,7 +65,9 @@ class Ground(Protocol):
         ...
 
     def send(self, name: str, slip: Slip, *, durable: bool) -> list[str] | None:
-        """Have what a task left behind there, and return what could not be stored. None: call again."""
+        """Have what a task left behind there, and return what could not be stored. None: call again.
+
+        Raises OSError, with EACCES when the folder does not know that this agent has the task."""
         ...
 
     def show(self, name: str, path: Path) -> None:
@@ -160,10 +162,9 @@ class MirrorGround:
         try:
             notes = self._mirror.send(name, slip, _turn_ends(), durable=durable)
         except PermissionError as error:
-            if error.errno != errno.EACCES:
-                raise
-            self.forget(name)  # revoked: what it made is no more
-            return []
+            if error.errno == errno.EACCES:
+                self.forget(name)
+            raise
         if notes is not None:
             self.forget(name)
         return notes
