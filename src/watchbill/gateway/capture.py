@@ -9,19 +9,15 @@ import asyncio
 import time
 from collections.abc import Callable, Coroutine
 from functools import partial
-from typing import TYPE_CHECKING
 
 from watchbill.catalog import Catalog, Tier
 from watchbill.errors import EngineFailed
 from watchbill.gateway.answers import EngineRefused
 from watchbill.gateway.assemble import Assembly
 from watchbill.gateway.request_context import RequestContext
-from watchbill.runtime.capture import Captured
+from watchbill.runtime.capture import Capture, Captured
 from watchbill.runtime.limits import CAPTURE_ANSWER_BYTES_MAX, CAPTURE_PROMPT_BYTES_MAX, CAPTURE_STOP_MS
 from watchbill.runtime.ticket import Submission
-
-if TYPE_CHECKING:
-    from watchbill.runtime.capture import Capture
 
 __all__ = ["Capturing", "Tap"]
 

@@ -3,8 +3,6 @@
 A lease belongs to the peer whose key asked for it; no other peer can renew or end it, or work under it.
 """
 
-from typing import TYPE_CHECKING
-
 from watchbill.catalog import PeerRules
 from watchbill.core.leases import LEASE_MS, RENEW_MS
 from watchbill.errors import Forbidden, ModelNotFound, RequestError
@@ -12,10 +10,8 @@ from watchbill.gateway.answers import json_response
 from watchbill.gateway.http.messages import Response
 from watchbill.gateway.native import read_object
 from watchbill.gateway.request_context import RequestContext
+from watchbill.gateway.services import Services
 from watchbill.quoting import quoted
-
-if TYPE_CHECKING:
-    from watchbill.gateway.services import Services
 
 __all__ = ["LeasesApi"]
 
@@ -23,7 +19,7 @@ __all__ = ["LeasesApi"]
 class LeasesApi:
     """Serves /wb/v1/leases."""
 
-    def __init__(self, services: "Services") -> None:
+    def __init__(self, services: Services) -> None:
         self._services = services
 
     async def ask(self, context: RequestContext) -> Response:

@@ -3,20 +3,16 @@
 Reads what callers ask for and passes it to the claims. A caller that hangs up before its memory is there has nothing.
 """
 
-from typing import TYPE_CHECKING
-
 from watchbill.errors import RequestError, UnitError
 from watchbill.gateway.answers import json_response
 from watchbill.gateway.http.messages import Response
 from watchbill.gateway.limits import CLAIM_HOURS_MAX
 from watchbill.gateway.native import read_object
 from watchbill.gateway.request_context import RequestContext
+from watchbill.gateway.services import Services
 from watchbill.quoting import quoted
 from watchbill.runtime.limits import CLAIM_REASON_CHARS_MAX
 from watchbill.units import parse_bytes
-
-if TYPE_CHECKING:
-    from watchbill.gateway.services import Services
 
 __all__ = ["LoansApi", "MaintenanceApi"]
 
@@ -26,7 +22,7 @@ _HOUR_MS = 3_600_000
 class MaintenanceApi:
     """Serves /wb/v1/maintenance."""
 
-    def __init__(self, services: "Services") -> None:
+    def __init__(self, services: Services) -> None:
         self._services = services
 
     async def start(self, context: RequestContext) -> Response:
@@ -54,7 +50,7 @@ class MaintenanceApi:
 class LoansApi:
     """Serves /wb/v1/loans."""
 
-    def __init__(self, services: "Services") -> None:
+    def __init__(self, services: Services) -> None:
         self._services = services
 
     async def listed(self, context: RequestContext) -> Response:
@@ -101,7 +97,7 @@ class LoansApi:
         return json_response(told, context.lines())
 
 
-def _device(services: "Services", name: object) -> str:
+def _device(services: Services, name: object) -> str:
     known = services.driver.catalog.devices
     if not isinstance(name, str) or not name:
         raise RequestError(f"say which device; there are: {', '.join(known)}")

@@ -13,7 +13,6 @@ import asyncio
 from collections.abc import Awaitable, Callable, Generator
 from functools import partial
 from types import coroutine
-from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -31,6 +30,7 @@ from watchbill.gateway.meters import BYTES_PER_TOKEN, TokenCount
 from watchbill.gateway.relay import Collector, Relay
 from watchbill.gateway.request_context import RequestContext
 from watchbill.gateway.resume import Resumption
+from watchbill.gateway.services import Services
 from watchbill.gateway.stream import Out
 from watchbill.gateway.take_apart import events_of
 from watchbill.gateway.vectors import Vectors, read_vectors
@@ -38,9 +38,6 @@ from watchbill.gateway.wire import decode_fields
 from watchbill.limits import JSON_AT_ONCE_BYTES_MAX
 from watchbill.runtime.ticket import Start, Submission
 from watchbill.steps import Steps, join
-
-if TYPE_CHECKING:
-    from watchbill.gateway.services import Services
 
 __all__ = ["Fields", "ModelCalls", "Sender", "Unknown", "Whole"]
 
@@ -88,7 +85,7 @@ _decode_error = json_decoder(object).decode
 class ModelCalls:
     """Submits requests to the scheduler, and carries them to engines in their turn."""
 
-    def __init__(self, services: "Services") -> None:
+    def __init__(self, services: Services) -> None:
         self._services = services
 
     async def collect(

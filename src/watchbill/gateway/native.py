@@ -6,7 +6,7 @@ Answers from the driver's state; never touches an engine, so that a probe resets
 import asyncio
 from collections.abc import AsyncIterator
 from datetime import datetime
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import msgspec
 
@@ -19,15 +19,13 @@ from watchbill.gateway.http.messages import Answer, Door, Response
 from watchbill.gateway.limits import EVENT_HEARTBEAT_MS
 from watchbill.gateway.options import read_companions
 from watchbill.gateway.request_context import RequestContext
+from watchbill.gateway.services import Services
 from watchbill.gateway.stream import StreamOut
 from watchbill.limits import PLAIN_NAME_CHARS_MAX
 from watchbill.metrics import CONTENT_TYPE, render
 from watchbill.quoting import quoted
 from watchbill.runtime.library import listed
 from watchbill.steps import Steps
-
-if TYPE_CHECKING:
-    from watchbill.gateway.services import Services
 
 __all__ = ["DoorsApi", "NativeApi", "read_object"]
 
@@ -37,7 +35,7 @@ _JSON = "application/json"
 class NativeApi:
     """Serves /health, /ready, /metrics and /wb/v1."""
 
-    def __init__(self, services: "Services") -> None:
+    def __init__(self, services: Services) -> None:
         self._services = services
         self._audience = Audience()
 
@@ -208,7 +206,7 @@ class NativeApi:
         return await read_object(context, self._services)
 
 
-async def read_object(context: RequestContext, services: "Services") -> dict[str, object]:
+async def read_object(context: RequestContext, services: Services) -> dict[str, object]:
     """The JSON object of an operator's call; empty when it brings none."""
     body = await services.bodies.read(context)
     if not body and "content-type" not in context.request.headers:
@@ -225,7 +223,7 @@ async def _next(events: AsyncIterator[dict[str, object]]) -> dict[str, object] |
 class DoorsApi:
     """Serves /wb/v1/doors."""
 
-    def __init__(self, services: "Services") -> None:
+    def __init__(self, services: Services) -> None:
         self._services = services
 
     async def open(self, context: RequestContext) -> Response:

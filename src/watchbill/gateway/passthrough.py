@@ -9,7 +9,6 @@ engine's page could else do there whatever our own page can.
 """
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 from urllib.parse import urlencode
 
 from watchbill.engines.upstream import Outgoing
@@ -21,11 +20,9 @@ from watchbill.gateway.http.messages import Answer, Stream
 from watchbill.gateway.model_calls import ModelCalls, Sender
 from watchbill.gateway.options import RANGES, check_ranges
 from watchbill.gateway.request_context import RequestContext
+from watchbill.gateway.services import Handler, Services
 from watchbill.gateway.stream import StreamOut
 from watchbill.runtime.ticket import Start, Submission
-
-if TYPE_CHECKING:
-    from watchbill.gateway.services import Handler, Services
 
 __all__ = ["PassedOut", "PassthroughApi", "PlainCalls"]
 
@@ -37,11 +34,11 @@ _SHOWN_ONLY = {"Content-Security-Policy": "sandbox", "X-Content-Type-Options": "
 class PassthroughApi:
     """Serves what only some engines have."""
 
-    def __init__(self, services: "Services") -> None:
+    def __init__(self, services: Services) -> None:
         self._services = services
         self._calls = PlainCalls(services)
 
-    def at(self, path: str) -> "Handler":
+    def at(self, path: str) -> Handler:
         """The handler of one address whose body is JSON."""
 
         async def pass_on(context: RequestContext) -> Answer:
@@ -58,7 +55,7 @@ class PassthroughApi:
 
         return pass_on
 
-    def get_at(self, path: str) -> "Handler":
+    def get_at(self, path: str) -> Handler:
         """The handler of one address that is only read; `model` is in its query, or its door's."""
 
         async def pass_on(context: RequestContext) -> Answer:
@@ -93,7 +90,7 @@ class PassthroughApi:
             raise _not_offered(model.name, target)
         lacking.discard((model.name, target))
 
-    def form_at(self, path: str) -> "Handler":
+    def form_at(self, path: str) -> Handler:
         """The handler of one address whose body is a form with a file."""
 
         async def pass_on(context: RequestContext) -> Answer:

@@ -5,7 +5,7 @@ thought of the model, or the fallback with the reason in `error`. `stale` means 
 and no model was asked; `timeout` that it could not start or end in time; anything else is the failure's own code.
 """
 
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import msgspec
 
@@ -20,11 +20,9 @@ from watchbill.gateway.fallback import Fallback, error_name, summarize
 from watchbill.gateway.http.messages import Response
 from watchbill.gateway.model_calls import Fields, ModelCalls
 from watchbill.gateway.request_context import RequestContext
+from watchbill.gateway.services import Services
 from watchbill.gateway.wire import read_chunk
 from watchbill.templates import Template
-
-if TYPE_CHECKING:
-    from watchbill.gateway.services import Services
 
 __all__ = ["ProcessApi"]
 
@@ -36,7 +34,7 @@ _FALLBACK = "I notice {summary}."
 class ProcessApi:
     """Serves POST /process."""
 
-    def __init__(self, services: "Services") -> None:
+    def __init__(self, services: Services) -> None:
         self._services = services
         self._calls = ModelCalls(services)
 

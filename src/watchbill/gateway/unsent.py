@@ -2,15 +2,12 @@
 
 import asyncio
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
 
 from watchbill.catalog import ApiKey
 from watchbill.errors import AuthenticationFailed
 from watchbill.gateway.http.messages import Request
 from watchbill.gateway.request_context import RequestContext
-
-if TYPE_CHECKING:
-    from watchbill.gateway.services import Services
+from watchbill.gateway.services import Services
 
 __all__ = ["key_of", "unsent"]
 
@@ -22,7 +19,7 @@ def unsent(url: str, body: bytes, headers: Mapping[str, str]) -> RequestContext:
     return RequestContext(request, asyncio.get_running_loop().time())
 
 
-def key_of(services: "Services", owner: str, what: str) -> ApiKey | None:
+def key_of(services: Services, owner: str, what: str) -> ApiKey | None:
     """The key that work belongs to; None for work of a time without keys, which was accepted from everybody. Raises
     AuthenticationFailed when the key is not valid any more."""
     if not owner:

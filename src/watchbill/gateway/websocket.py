@@ -14,7 +14,6 @@ import asyncio
 import contextlib
 import re
 import ssl
-from typing import TYPE_CHECKING
 from urllib.parse import urlencode
 
 from watchbill.engines.base import Endpoint
@@ -31,11 +30,9 @@ from watchbill.gateway.limits import (
 from watchbill.gateway.meters import BYTES_PER_TOKEN, MeteredRequest
 from watchbill.gateway.model_calls import ModelCalls
 from watchbill.gateway.request_context import RequestContext
+from watchbill.gateway.services import Services
 from watchbill.gateway.websocket_frames import POLICY_VIOLATION, FrameEnds, close_frame
 from watchbill.runtime.ticket import Start
-
-if TYPE_CHECKING:
-    from watchbill.gateway.services import Services
 
 __all__ = ["WebsocketApi"]
 
@@ -47,7 +44,7 @@ _STATUS = re.compile(rb"HTTP/1\.[01] (\d{3})")
 class WebsocketApi:
     """Serves /v1/realtime."""
 
-    def __init__(self, services: "Services") -> None:
+    def __init__(self, services: Services) -> None:
         self._services = services
         self._calls = ModelCalls(services)
 

@@ -19,7 +19,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import msgspec
 
@@ -36,12 +36,10 @@ from watchbill.core.messages import (
     Returned,
     Silence,
 )
-
-if TYPE_CHECKING:
-    from watchbill.engines.base import Endpoint
-    from watchbill.errors import TheirsError
-    from watchbill.metrics import Metrics
-    from watchbill.runtime.knowledge import LearnedSizes
+from watchbill.engines.base import Endpoint
+from watchbill.errors import TheirsError
+from watchbill.metrics import Metrics
+from watchbill.runtime.knowledge import LearnedSizes
 from watchbill.runtime.limits import TALLY_MAX
 
 __all__ = ["Asked", "Driver", "Outcome", "Start", "Submission", "Tally", "Ticket"]
@@ -108,7 +106,7 @@ class Start(msgspec.Struct, frozen=True, gc=False):
     """The start of a request: where to send it, and how long it waited."""
 
     model: str
-    endpoint: "Endpoint"
+    endpoint: Endpoint
     attempt: int
     wait_ms: int
     load_ms: int  # the part of the wait that was the model's own load
@@ -149,7 +147,7 @@ class Ticket:
     started_at: int | None = None  # when the driver granted it
     first_at: int | None = None  # when the engine's first token came
     prompt_bytes: int = 0  # of the question to the engine, where that generates text
-    refusal: "TheirsError | None" = None
+    refusal: TheirsError | None = None
     start: Start | None = None  # once it is granted; `granted` waits for it
     #: Why the running request must end, once the driver has cut it.
     cut: CutKind | None = None
@@ -272,7 +270,7 @@ class Ticket:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(start)
 
-    def refuse(self, error: "TheirsError") -> None:
+    def refuse(self, error: TheirsError) -> None:
         """Refuses the request; called by the driver. The core no longer knows it."""
         self._ended = True
         self.refusal = error
@@ -294,7 +292,7 @@ class Tally:
     They are handed on many at a time, or when they are read: every request leaves some, and most of them are equal.
     """
 
-    def __init__(self, metrics: "Metrics", learned: "LearnedSizes") -> None:
+    def __init__(self, metrics: Metrics, learned: LearnedSizes) -> None:
         self._metrics = metrics
         metrics.gather = self.hand_on
         self._learned = learned

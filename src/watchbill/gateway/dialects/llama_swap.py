@@ -6,7 +6,6 @@ of the engine's own address: a path with `..` in it, however it is written, is r
 """
 
 import re
-from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
 from watchbill.core.stages import ModelStatus
@@ -17,10 +16,8 @@ from watchbill.gateway.http.messages import Answer, Response
 from watchbill.gateway.limits import ESCAPED_TIMES_MAX
 from watchbill.gateway.passthrough import PassedOut, PlainCalls
 from watchbill.gateway.request_context import RequestContext
+from watchbill.gateway.services import Services
 from watchbill.runtime.ticket import Start
-
-if TYPE_CHECKING:
-    from watchbill.gateway.services import Services
 
 __all__ = ["LlamaSwapApi"]
 
@@ -41,7 +38,7 @@ _UPWARDS = re.compile(r"(?:^|[/\\])\.\.(?:$|[/\\;])")
 class LlamaSwapApi:
     """Serves /running, /unload and /upstream."""
 
-    def __init__(self, services: "Services") -> None:
+    def __init__(self, services: Services) -> None:
         self._services = services
         self._calls = PlainCalls(services)
 

@@ -1,15 +1,11 @@
 """LM Studio's list of models, at /api/v0; its chats, completions and embeddings are OpenAI's."""
 
-from typing import TYPE_CHECKING
-
 from watchbill.catalog import Model
 from watchbill.gateway.answers import json_response
 from watchbill.gateway.dialects.ollama.models import quantization_of
 from watchbill.gateway.http.messages import Response
 from watchbill.gateway.request_context import RequestContext
-
-if TYPE_CHECKING:
-    from watchbill.gateway.services import Services
+from watchbill.gateway.services import Services
 
 __all__ = ["LmStudioApi"]
 
@@ -19,7 +15,7 @@ Fields = dict[str, object]
 class LmStudioApi:
     """Serves /api/v0/models."""
 
-    def __init__(self, services: "Services") -> None:
+    def __init__(self, services: Services) -> None:
         self._services = services
 
     async def models(self, context: RequestContext) -> Response:

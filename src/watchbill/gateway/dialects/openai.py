@@ -8,7 +8,7 @@ it, numbers are checked, everything else goes through.
 from collections.abc import Awaitable
 from datetime import UTC, datetime
 from functools import partial
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import msgspec
 
@@ -27,12 +27,10 @@ from watchbill.gateway.http.messages import Answer, Response
 from watchbill.gateway.model_calls import Fields, ModelCalls, Whole
 from watchbill.gateway.options import check_ranges
 from watchbill.gateway.request_context import RequestContext
+from watchbill.gateway.services import Services
 from watchbill.gateway.shapes import SHAPED, check_shapes
 from watchbill.gateway.vectors import as_base64, count_dimensions, cut_vectors, write_rows
 from watchbill.runtime.ticket import Submission
-
-if TYPE_CHECKING:
-    from watchbill.gateway.services import Services
 
 __all__ = ["OpenAiApi"]
 
@@ -54,7 +52,7 @@ _ASSEMBLIES = (partial(Assembly, chat=False), partial(Assembly, chat=True))
 class OpenAiApi:
     """Serves /v1."""
 
-    def __init__(self, services: "Services", *, created_s: int) -> None:
+    def __init__(self, services: Services, *, created_s: int) -> None:
         self._services = services
         self._calls = ModelCalls(services)
         self._created_s = created_s

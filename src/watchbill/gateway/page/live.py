@@ -13,7 +13,7 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import msgspec
 
@@ -30,13 +30,11 @@ from watchbill.gateway.limits import (
 )
 from watchbill.gateway.page.plans import has_plans
 from watchbill.gateway.request_context import RequestContext
+from watchbill.gateway.services import Services
 from watchbill.gateway.stream import StreamOut
+from watchbill.listeners import Listener
 from watchbill.runtime.driver import Picture
 from watchbill.steps import Steps
-
-if TYPE_CHECKING:
-    from watchbill.gateway.services import Services
-    from watchbill.listeners import Listener
 
 __all__ = ["RESIDENCY", "LiveApi"]
 
@@ -74,7 +72,7 @@ _SECTIONS = (
 class LiveApi:
     """Serves /wb/v1/live."""
 
-    def __init__(self, services: "Services") -> None:
+    def __init__(self, services: Services) -> None:
         self._services = services
         self._audience = Audience()
         self._readers: set[_Reader] = set()

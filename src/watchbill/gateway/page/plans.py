@@ -8,7 +8,6 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 from watchbill.catalog import FleetRules
 from watchbill.errors import NotFound, OursError
@@ -23,9 +22,7 @@ from watchbill.gateway.answers import json_response
 from watchbill.gateway.http.messages import Response
 from watchbill.gateway.limits import PLAN_BATCHES_SHOWN, PLAN_LOOK_MS, PLAN_NODES_SHOWN
 from watchbill.gateway.request_context import RequestContext
-
-if TYPE_CHECKING:
-    from watchbill.gateway.services import Services
+from watchbill.gateway.services import Services
 
 __all__ = ["PlansApi", "has_plans"]
 
@@ -38,7 +35,7 @@ def has_plans(rules: FleetRules) -> bool:
 class PlansApi:
     """Serves /wb/v1/plans."""
 
-    def __init__(self, services: "Services") -> None:
+    def __init__(self, services: Services) -> None:
         self._services = services
         self._looking = asyncio.Lock()
         self._views: dict[str, BatchView] = {}

@@ -8,7 +8,6 @@ import asyncio
 from collections.abc import Generator
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from watchbill.catalog import SpoolRules
 from watchbill.errors import NotFound, RequestError, TheirsError
@@ -18,6 +17,7 @@ from watchbill.gateway.limits import LOG_SHOWN_LINES_MAX, SPOOL_EVENT_SHOWN_BYTE
 from watchbill.gateway.native import read_object
 from watchbill.gateway.page.live import RESIDENCY
 from watchbill.gateway.request_context import RequestContext
+from watchbill.gateway.services import Services
 from watchbill.limits import JOURNAL_TEXT_CHARS_MAX
 from watchbill.processes import Log, engine_log
 from watchbill.quoting import quoted
@@ -28,16 +28,13 @@ from watchbill.spool import Entry, LeaseLost, SpoolBroken, SpoolFull, SpoolLayou
 from watchbill.spool.by_hand import ByHand, by_hand
 from watchbill.spool.names import stem_of
 
-if TYPE_CHECKING:
-    from watchbill.gateway.services import Services
-
 __all__ = ["RecordsApi", "SpoolsApi"]
 
 
 class RecordsApi:
     """Serves /wb/v1/journal and the logs of models."""
 
-    def __init__(self, services: "Services") -> None:
+    def __init__(self, services: Services) -> None:
         self._services = services
         self._searching = asyncio.Lock()  # one at a time: each reads up to 64 MiB
 
@@ -71,7 +68,7 @@ class RecordsApi:
 class SpoolsApi:
     """Serves /wb/v1/spools: poisoned events, and their way back into the queue."""
 
-    def __init__(self, services: "Services") -> None:
+    def __init__(self, services: Services) -> None:
         self._services = services
 
     async def poison(self, context: RequestContext) -> Response:

@@ -5,7 +5,7 @@ some seconds. The last answer is kept, so that a page that is opened again shows
 """
 
 import asyncio
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import msgspec
 
@@ -14,15 +14,13 @@ from watchbill.gateway.answers import json_response
 from watchbill.gateway.http.messages import Response
 from watchbill.gateway.native import read_object
 from watchbill.gateway.request_context import RequestContext
+from watchbill.gateway.services import Services
 from watchbill.processes import Keeper, Withheld
 from watchbill.quoting import quoted
 from watchbill.root import Root
 from watchbill.runtime.limits import TRAFFIC_HOURS
 from watchbill.runtime.what_if import Question, ask_what_if
 from watchbill.units import parse_bytes
-
-if TYPE_CHECKING:
-    from watchbill.gateway.services import Services
 
 __all__ = ["WhatIfApi"]
 
@@ -34,7 +32,7 @@ _MEMORY_BYTES_MAX = 2**50
 class WhatIfApi:
     """Serves /wb/v1/simulate."""
 
-    def __init__(self, services: "Services") -> None:
+    def __init__(self, services: Services) -> None:
         self._services = services
         self._running: asyncio.Task[bytes] | None = None
         self._last: dict[str, object] | None = None

@@ -6,7 +6,6 @@ are found here, and end the engine's work.
 """
 
 from functools import partial
-from typing import TYPE_CHECKING
 
 from watchbill.engines.upstream import Outgoing
 from watchbill.errors import TheirsError
@@ -23,13 +22,11 @@ from watchbill.gateway.http.messages import Answer, Response
 from watchbill.gateway.model_calls import Fields, ModelCalls, Sender
 from watchbill.gateway.options import check_ranges
 from watchbill.gateway.request_context import RequestContext
+from watchbill.gateway.services import Services
 from watchbill.gateway.stream import StreamOut
 from watchbill.gateway.typed import is_count
 from watchbill.gateway.wire import event
 from watchbill.runtime.ticket import Start
-
-if TYPE_CHECKING:
-    from watchbill.gateway.services import Services
 
 __all__ = ["AnthropicApi"]
 
@@ -39,7 +36,7 @@ _CHAT = "/v1/chat/completions"
 class AnthropicApi:
     """Serves /v1/messages."""
 
-    def __init__(self, services: "Services") -> None:
+    def __init__(self, services: Services) -> None:
         self._services = services
         self._calls = ModelCalls(services)
 

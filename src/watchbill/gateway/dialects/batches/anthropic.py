@@ -7,7 +7,6 @@ its caller and leaves with the batch's end; from there on both dialects have the
 import re
 from collections.abc import Iterator
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -24,10 +23,8 @@ from watchbill.gateway.dialects.batches.pages import page_between, read_limit
 from watchbill.gateway.dialects.batches.treatment import MESSAGE_BATCH_FIELDS, check_fields
 from watchbill.gateway.http.messages import Answer, Response
 from watchbill.gateway.request_context import RequestContext
+from watchbill.gateway.services import Services
 from watchbill.limits import JSON_DEPTH_MAX
-
-if TYPE_CHECKING:
-    from watchbill.gateway.services import Services
 
 __all__ = ["AnthropicResults", "MessageBatchesApi", "split_requests"]
 
@@ -51,7 +48,7 @@ _decode = msgspec.json.Decoder(_Request).decode
 class MessageBatchesApi:
     """Serves /v1/messages/batches."""
 
-    def __init__(self, services: "Services", batches: Batches | None) -> None:
+    def __init__(self, services: Services, batches: Batches | None) -> None:
         self._services = services
         self._batches = batches
 

@@ -6,7 +6,7 @@ are taken: there is nothing here that the other purposes could serve.
 
 import asyncio
 from collections.abc import AsyncIterator
-from typing import TYPE_CHECKING, BinaryIO
+from typing import BinaryIO
 
 from watchbill.batches.files import BATCH_INPUT, Draft, StoredFile, open_content
 from watchbill.batches.limits import UPLOAD_RECEIPT_MS
@@ -18,10 +18,8 @@ from watchbill.gateway.form import FORM_TEXT_BYTES_MAX, FormReader, PartHead
 from watchbill.gateway.http.messages import Answer, Response, Stream
 from watchbill.gateway.limits import BATCH_LIST_MAX, FILE_KEPT_MS_MIN, FILE_NAME_CHARS_MAX, FILE_PIECE_BYTES
 from watchbill.gateway.request_context import RequestContext
+from watchbill.gateway.services import Services
 from watchbill.quoting import quoted
-
-if TYPE_CHECKING:
-    from watchbill.gateway.services import Services
 
 __all__ = ["FilesApi", "describe", "require_batches", "send_file"]
 
@@ -33,7 +31,7 @@ _FIELDS = frozenset({"purpose", _ANCHOR, _SECONDS})
 class FilesApi:
     """Serves /v1/files."""
 
-    def __init__(self, services: "Services", batches: Batches | None) -> None:
+    def __init__(self, services: Services, batches: Batches | None) -> None:
         self._services = services
         self._batches = batches
 

@@ -7,7 +7,6 @@ count as a failed attempt, and some only say that this is not the time.
 """
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -38,11 +37,9 @@ from watchbill.gateway.dialects.errors import refusal
 from watchbill.gateway.http.messages import Response
 from watchbill.gateway.options import split_alias
 from watchbill.gateway.request_context import RequestContext
+from watchbill.gateway.services import Handler, Services
 from watchbill.gateway.unsent import key_of, unsent
-
-if TYPE_CHECKING:
-    from watchbill.gateway.services import Handler, Services
-    from watchbill.runtime.driver import Driver
+from watchbill.runtime.driver import Driver
 
 __all__ = ["DriverModels", "LineCalls"]
 
@@ -60,7 +57,7 @@ _REFUSED_AT_ONCE = 8
 class LineCalls:
     """Answers lines by the gateway's own handlers."""
 
-    def __init__(self, services: "Services", handlers: "Mapping[str, Handler]") -> None:
+    def __init__(self, services: Services, handlers: Mapping[str, Handler]) -> None:
         self._services = services
         self._handlers = handlers
 
@@ -77,7 +74,7 @@ class LineCalls:
 class _Call:
     """One line, while it is asked."""
 
-    def __init__(self, services: "Services", handler: "Handler", question: Question) -> None:
+    def __init__(self, services: Services, handler: Handler, question: Question) -> None:
         self._services, self._handler, self._question = services, handler, question
         self._context = unsent(question.url, question.body, {"x-watchbill-lane": BATCHES_LANE.name})
 
@@ -120,7 +117,7 @@ class _Call:
 class DriverModels:
     """What the worker knows of models, from the driver."""
 
-    def __init__(self, driver: "Driver") -> None:
+    def __init__(self, driver: Driver) -> None:
         self._driver = driver
 
     def resolve(self, name: str) -> str:

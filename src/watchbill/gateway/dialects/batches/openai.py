@@ -1,6 +1,6 @@
 """OpenAI's Batch API: POST /v1/batches, what becomes of a batch, and the lines of its results."""
 
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import msgspec
 
@@ -18,11 +18,9 @@ from watchbill.gateway.http.messages import Response
 from watchbill.gateway.limits import BATCH_WINDOW_MS_MIN, FILE_KEPT_MS_MIN, LIST_ITEMS_MAX
 from watchbill.gateway.options import read_metadata
 from watchbill.gateway.request_context import RequestContext
+from watchbill.gateway.services import Services
 from watchbill.gateway.typed import is_word
 from watchbill.units import parse_millis, spell_millis
-
-if TYPE_CHECKING:
-    from watchbill.gateway.services import Services
 
 __all__ = ["ENDPOINTS", "BatchesApi", "OpenAiResults"]
 
@@ -43,7 +41,7 @@ _UNANSWERED = {
 class BatchesApi:
     """Serves /v1/batches."""
 
-    def __init__(self, services: "Services", batches: Batches | None) -> None:
+    def __init__(self, services: Services, batches: Batches | None) -> None:
         self._services = services
         self._batches = batches
 

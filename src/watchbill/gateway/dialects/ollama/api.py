@@ -6,7 +6,7 @@ other caller uses it; every other `keep_alive` is a hint to the scheduler. A cha
 turns, a text to embed its end, unless the client forbids it. What changes models is in `library`.
 """
 
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import msgspec
 
@@ -36,14 +36,12 @@ from watchbill.gateway.limits import SHORTENINGS_MAX
 from watchbill.gateway.model_calls import Fields, ModelCalls, Sender
 from watchbill.gateway.relay import Collector
 from watchbill.gateway.request_context import RequestContext
+from watchbill.gateway.services import Services
 from watchbill.gateway.stream import Out
 from watchbill.gateway.unloading import Kept
 from watchbill.gateway.vectors import Vectors, cut_vectors, write_vectors
 from watchbill.gateway.wire import line
 from watchbill.runtime.ticket import Start, Submission
-
-if TYPE_CHECKING:
-    from watchbill.gateway.services import Services
 
 __all__ = ["OllamaApi"]
 
@@ -56,7 +54,7 @@ _TEXT = "text/plain; charset=utf-8"
 class OllamaApi:
     """Serves / and /api."""
 
-    def __init__(self, services: "Services") -> None:
+    def __init__(self, services: Services) -> None:
         self._services = services
         self._calls = ModelCalls(services)
 
@@ -312,11 +310,11 @@ class OllamaApi:
         return msgspec.structs.replace(submission, model=model.name)
 
 
-def _is_ollama(services: "Services", model: Model) -> bool:
+def _is_ollama(services: Services, model: Model) -> bool:
     return services.driver.catalog.engines[model.engine].driver == "ollama"
 
 
-def _turns(body: Fields, model: Model, services: "Services") -> list[tuple[str, str]] | None:
+def _turns(body: Fields, model: Model, services: Services) -> list[tuple[str, str]] | None:
     """The conversation so far, which the answer hands back; None where an Ollama keeps it."""
     if _is_ollama(services, model):
         return None
@@ -330,7 +328,7 @@ def _turns(body: Fields, model: Model, services: "Services") -> list[tuple[str, 
 class _Asking:
     """One request on its way: in OpenAI's words, in llama.cpp's for a text to fill in, or in Ollama's own."""
 
-    def __init__(self, services: "Services", path: str, body: Fields, telling: Telling, model: Model) -> None:
+    def __init__(self, services: Services, path: str, body: Fields, telling: Telling, model: Model) -> None:
         self._catalog = services.driver.catalog
         self._path = path
         self._body = body

@@ -10,7 +10,7 @@ import re
 import time
 from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, cast
+from typing import BinaryIO, cast
 
 import msgspec
 
@@ -24,12 +24,10 @@ from watchbill.gateway.http.messages import Answer, Response
 from watchbill.gateway.limits import BLOB_BYTES_MAX, BLOB_RECEIPT_MS
 from watchbill.gateway.options import check_ranges
 from watchbill.gateway.request_context import RequestContext
+from watchbill.gateway.services import Services
 from watchbill.gguf import GgufError, read_header
 from watchbill.pull.limits import LIBRARY_ENTRY_BYTES_MAX
 from watchbill.runtime.library import BLOBS, Entry, Library, plain_name
-
-if TYPE_CHECKING:
-    from watchbill.gateway.services import Services
 
 __all__ = ["LibraryApi"]
 
@@ -42,7 +40,7 @@ _ROLES = frozenset({"system", "user", "assistant", "tool"})
 class LibraryApi:
     """Serves copy, create, delete and blobs."""
 
-    def __init__(self, services: "Services", pulling: Pulling) -> None:
+    def __init__(self, services: Services, pulling: Pulling) -> None:
         self._services = services
         self._pulling = pulling
 

@@ -5,16 +5,14 @@ the config, an alias of it, and a name of the library are found in the same way,
 """
 
 import re
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from watchbill.catalog import Model
 from watchbill.errors import ModelNotFound, RequestError
 from watchbill.gateway.options import split_alias
+from watchbill.gateway.services import Services
 from watchbill.quoting import cut, quoted
 from watchbill.runtime.library import Entry, plain_name
-
-if TYPE_CHECKING:
-    from watchbill.gateway.services import Services
 
 __all__ = ["Found", "asked_name", "check_name", "find", "shortened"]
 
@@ -59,7 +57,7 @@ def check_name(name: str, what: str = "model") -> str:
     return short
 
 
-def find(services: "Services", name: str) -> Found:
+def find(services: Services, name: str) -> Found:
     """The model of a name. Raises RequestError for one that no model can have, ModelNotFound for an unknown one."""
     catalog, library = services.driver.catalog, services.library
     base = split_alias(name, catalog)[0]

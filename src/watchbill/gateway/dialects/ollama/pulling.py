@@ -14,7 +14,6 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from watchbill.catalog import Model
 from watchbill.engines.base import Endpoint
@@ -38,13 +37,11 @@ from watchbill.gateway.dialects.ollama.progress import tell_progress
 from watchbill.gateway.http.messages import Answer
 from watchbill.gateway.limits import FILE_LOOK_MS, FILE_SERVED_MS, PULL_LINES_PER_S, PULLS_MAX
 from watchbill.gateway.request_context import RequestContext
+from watchbill.gateway.services import Services
 from watchbill.gateway.wire import NO_STREAM, LineReader, decode_fields
 from watchbill.pull import EMBEDDED, SMOLLM2_FILE, pull
 from watchbill.pull.registry import Layers, Reference, Step, pull_layers, read_reference
 from watchbill.runtime.library import BLOBS, Entry, Library, entry_of
-
-if TYPE_CHECKING:
-    from watchbill.gateway.services import Services
 
 __all__ = ["Pulling"]
 
@@ -56,7 +53,7 @@ _SUCCESS: Fields = {"status": "success"}
 class Pulling:
     """Serves /api/pull and /api/push."""
 
-    def __init__(self, services: "Services") -> None:
+    def __init__(self, services: Services) -> None:
         self._services = services
         self._open = 0
 

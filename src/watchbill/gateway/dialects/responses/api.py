@@ -11,7 +11,7 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import cast
 from urllib.parse import parse_qs
 
 import msgspec
@@ -53,6 +53,7 @@ from watchbill.gateway.model_calls import Fields, ModelCalls
 from watchbill.gateway.options import check_ranges
 from watchbill.gateway.request_context import RequestContext
 from watchbill.gateway.resume import Begun
+from watchbill.gateway.services import Services
 from watchbill.gateway.stream import StreamOut
 from watchbill.gateway.typed import is_count
 from watchbill.gateway.unsent import key_of, unsent
@@ -60,9 +61,6 @@ from watchbill.gateway.wire import event
 from watchbill.limits import JSON_AT_ONCE_BYTES_MAX
 from watchbill.quoting import quoted
 from watchbill.runtime.ticket import Submission
-
-if TYPE_CHECKING:
-    from watchbill.gateway.services import Services
 
 __all__ = ["ResponsesApi"]
 
@@ -91,7 +89,7 @@ _decode = msgspec.json.Decoder(_Record).decode
 class ResponsesApi:
     """Serves /v1/responses."""
 
-    def __init__(self, services: "Services", folder: Path | None) -> None:
+    def __init__(self, services: Services, folder: Path | None) -> None:
         self._services = services
         self._calls = ModelCalls(services)
         self._store = Store(folder, tell=self._warn)

@@ -8,7 +8,7 @@ incomplete, failed or cancelled.
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from watchbill.engines.upstream import Outgoing
 from watchbill.errors import (
@@ -30,10 +30,8 @@ from watchbill.gateway.model_calls import Fields, ModelCalls, Sender, Whole
 from watchbill.gateway.relay import Relay
 from watchbill.gateway.request_context import RequestContext
 from watchbill.gateway.resume import Begun, Resumption
+from watchbill.gateway.services import Services
 from watchbill.runtime.ticket import Start, Submission
-
-if TYPE_CHECKING:
-    from watchbill.gateway.services import Services
 
 __all__ = ["Background", "Prepare"]
 
@@ -49,7 +47,7 @@ class Background:
 
     def __init__(
         self,
-        services: "Services",
+        services: Services,
         work: RequestContext,
         make: Callable[[], Making],
         keep: Callable[[Fields], Awaitable[None]],
@@ -166,7 +164,7 @@ class _Made(NamedTuple):
 class _Announcing(ModelCalls):
     """Says when the scheduler has accepted the request, and goes on from what an earlier daemon has."""
 
-    def __init__(self, services: "Services", begun: Begun | None) -> None:
+    def __init__(self, services: Services, begun: Begun | None) -> None:
         super().__init__(services)
         self.accepted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.begun = begun if begun is not None and begun.text else None
