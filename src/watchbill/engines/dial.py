@@ -15,12 +15,14 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from ipaddress import ip_address
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from watchbill.engines.connection import Connection, FailureKind, UpstreamFailed
 from watchbill.engines.limits import UPSTREAM_ADDRESSES_MAX, UPSTREAM_HEAD_START_MS
 
-__all__ = ["Address", "dial"]
+__all__ = ["Address", "dial", "dial_streams"]
+
+_Protocol = TypeVar("_Protocol", bound=asyncio.BaseProtocol)
 
 #: This machine has no way to such an address. It says nothing about a program that may listen there.
 _NO_WAY = frozenset({errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT, errno.ENETUNREACH})
@@ -36,9 +38,29 @@ class Address(NamedTuple):
 
 async def dial(address: Address, connect_ms: int, on_lost: Callable[[Connection], None]) -> Connection:
     """Opens a connection. Raises UpstreamFailed."""
+    loop = asyncio.get_running_loop()
+    _, connection = await _dialled(address, connect_ms, lambda: Connection(loop, on_lost))
+    return connection
+
+
+async def dial_streams(
+    address: Address, connect_ms: int, buffer_bytes: int
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Opens a connection for bytes that are not HTTP behind their head: websockets. Raises UpstreamFailed."""
+    loop = asyncio.get_running_loop()
+    reader = asyncio.StreamReader(limit=buffer_bytes, loop=loop)
+    transport, protocol = await _dialled(
+        address, connect_ms, lambda: asyncio.StreamReaderProtocol(reader, loop=loop)
+    )
+    return reader, asyncio.StreamWriter(transport, protocol, reader, loop)
+
+
+async def _dialled(
+    address: Address, connect_ms: int, make: Callable[[], _Protocol]
+) -> tuple[asyncio.Transport, _Protocol]:
     try:
         async with asyncio.timeout(connect_ms / 1000):
-            return await _open(address, on_lost)
+            return await _open(address, make)
     except TimeoutError:
         raise UpstreamFailed(FailureKind.TIMEOUT, "the engine does not accept connections") from None
     except ssl.SSLCertVerificationError as error:
@@ -50,21 +72,13 @@ async def dial(address: Address, connect_ms: int, on_lost: Callable[[Connection]
         raise UpstreamFailed(FailureKind.CONNECT, text, refused=error.errno == errno.ECONNREFUSED) from None
 
 
-async def _open(address: Address, on_lost: Callable[[Connection], None]) -> Connection:
+async def _open(address: Address, make: Callable[[], _Protocol]) -> tuple[asyncio.Transport, _Protocol]:
     loop, (host, port, tls) = asyncio.get_running_loop(), address
     trust = await asyncio.to_thread(_trust) if tls else None  # reads files the first time
-
-    def make() -> Connection:
-        return Connection(loop, on_lost)
-
     if _is_number(host):
-        _, connection = await loop.create_connection(make, host, port, ssl=trust)
-    else:
-        reached = await _reach(loop, host, port)
-        _, connection = await loop.create_connection(
-            make, sock=reached, ssl=trust, server_hostname=host if tls else None
-        )
-    return connection
+        return await loop.create_connection(make, host, port, ssl=trust)
+    reached = await _reach(loop, host, port)
+    return await loop.create_connection(make, sock=reached, ssl=trust, server_hostname=host if tls else None)
 
 
 @lru_cache(maxsize=1)

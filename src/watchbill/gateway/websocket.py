@@ -13,10 +13,11 @@ between two frames.
 import asyncio
 import contextlib
 import re
-import ssl
 from urllib.parse import urlencode
 
 from watchbill.engines.base import Endpoint
+from watchbill.engines.connection import UpstreamFailed
+from watchbill.engines.dial import Address, dial_streams
 from watchbill.engines.limits import UPSTREAM_CONNECT_MS, UPSTREAM_HEAD_BYTES_MAX
 from watchbill.errors import EngineFailed, NotOffered, RequestError
 from watchbill.gateway.access import BROWSER_KEY
@@ -94,15 +95,11 @@ class _Carrying:
             writer.transport.abort()
 
     async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        endpoint = self._endpoint
-        trust = ssl.create_default_context() if endpoint.tls else None
+        address = Address(self._endpoint.host, self._endpoint.port, self._endpoint.tls)
         try:
-            async with asyncio.timeout(UPSTREAM_CONNECT_MS / 1000):
-                return await asyncio.open_connection(
-                    endpoint.host, endpoint.port, ssl=trust, limit=UPSTREAM_HEAD_BYTES_MAX
-                )
-        except (OSError, TimeoutError) as error:
-            raise EngineFailed(f"the engine cannot be reached: {error}") from None
+            return await dial_streams(address, UPSTREAM_CONNECT_MS, UPSTREAM_HEAD_BYTES_MAX)
+        except UpstreamFailed as error:
+            raise EngineFailed(str(error)) from None
 
     async def _shake_hands(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
