@@ -3,15 +3,19 @@
 import asyncio
 import base64
 import hashlib
+import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
 
+from support.certificates import write_certificate
 from support.eventually import eventually
 from support.open_gateway import CATALOG, OpenGateway, open_gateway
 from watchbill.catalog import ApiKey, Server
 from watchbill.engines.base import Endpoint
+from watchbill.engines.dial import _trust  # pyright: ignore[reportPrivateUsage]
 
 KEY = base64.b64encode(b"0123456789abcdef").decode()
 ACCEPT = base64.b64encode(
@@ -54,13 +58,15 @@ class Realtime:
 
 @asynccontextmanager
 async def realtime(
-    server: Server | None = None, greeting: bytes = b"welcome "
+    server: Server | None = None, greeting: bytes = b"welcome ", tls: ssl.SSLContext | None = None
 ) -> AsyncIterator[tuple[OpenGateway, Realtime]]:
     engine = Realtime(greeting)
-    listening = await asyncio.start_server(engine.serve, "127.0.0.1", 0)
+    listening = await asyncio.start_server(engine.serve, "127.0.0.1", 0, ssl=tls)
     engine.port = listening.sockets[0].getsockname()[1]
     async with open_gateway(catalog=CATALOG, server=server) as opened:
-        opened.engine.endpoint = Endpoint("127.0.0.1", engine.port)
+        opened.engine.endpoint = Endpoint(
+            "localhost" if tls else "127.0.0.1", engine.port, tls=tls is not None
+        )
         yield opened, engine
         await eventually(lambda: engine.open == 0)
     listening.close()
@@ -95,6 +101,30 @@ async def test_bytes_pass_both_ways_in_a_turn() -> None:
         writer.write(b"bye")
         assert await reader.read() == b""
         await opened.until_idle()
+
+
+async def test_an_engine_behind_tls_is_reached_as_by_every_other_call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """P8: with the same authorities; an engine whose certificate is not trusted gets no handshake."""
+    certificate = write_certificate(tmp_path / "localhost.pem")
+    certified = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    certified.load_cert_chain(certificate)
+    _trust.cache_clear()
+    try:
+        async with realtime(tls=certified) as (opened, engine):
+            reader, writer, head = await connect(opened)
+            assert head.startswith("HTTP/1.1 502 ") and not engine.heads
+            assert b"certificate is refused" in await reader.readuntil(b"}")
+            writer.close()
+            monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+            _trust.cache_clear()
+            reader, writer, head = await connect(opened)
+            assert head.startswith("HTTP/1.1 101 ") and await reader.readexactly(8) == b"welcome "
+            writer.write(b"bye")
+            assert await reader.read() == b""
+    finally:
+        _trust.cache_clear()
 
 
 async def test_a_client_that_leaves_frees_the_engine() -> None:
