@@ -18,8 +18,8 @@ import msgspec
 
 from watchbill.catalog import Catalog, Model
 from watchbill.footprint import usable_context
-from watchbill.gateway.behind import Behind
 from watchbill.gateway.limits import MODEL_FILES_REMEMBERED_MAX
+from watchbill.gateway.ollama_lists import OllamaLists
 from watchbill.gguf import GgufError, Header, read_header
 
 __all__ = ["Facts", "ModelFiles"]
@@ -65,9 +65,9 @@ class Facts:
 class ModelFiles:
     """Remembers the headers of model files, and asks the Ollamas of the config for theirs."""
 
-    def __init__(self, since: datetime, behind: Behind, catalog: Callable[[], Catalog]) -> None:
+    def __init__(self, since: datetime, ollama_lists: OllamaLists, catalog: Callable[[], Catalog]) -> None:
         self._since = since
-        self._behind = behind
+        self._ollama_lists = ollama_lists
         self._catalog = catalog
         self._headers: dict[tuple[str, int, int], Header | None] = {}
 
@@ -92,10 +92,10 @@ class ModelFiles:
         return Facts(size, self._since, _digest(model.name, size, 0), None)
 
     async def _told(self, model: Model, catalog: Catalog) -> Facts:
-        told, plain = await self._behind.listed(model, catalog), self._declared(model)
+        told, plain = await self._ollama_lists.listed(model, catalog), self._declared(model)
         if told is None:
             return plain
-        running = await self._behind.running(model, catalog) or {}
+        running = await self._ollama_lists.running(model, catalog) or {}
         size, context, digest = told.get("size"), running.get("context_length"), told.get("digest")
         return Facts(
             size if isinstance(size, int) else plain.size,
@@ -108,7 +108,7 @@ class ModelFiles:
 
     async def refresh(self) -> None:
         """Asks every Ollama for its lists, so that what is told of each model after it waits for none of them."""
-        await self._behind.refresh(self._catalog())
+        await self._ollama_lists.refresh(self._catalog())
 
     async def _header(self, path: str, found: os.stat_result) -> Header | None:
         key = (path, found.st_size, found.st_mtime_ns)

@@ -17,7 +17,6 @@ from watchbill.errors import TheirsError, WaitExceeded
 from watchbill.gateway.abilities import Abilities
 from watchbill.gateway.access import Guard
 from watchbill.gateway.access_log import AccessLog
-from watchbill.gateway.behind import Behind
 from watchbill.gateway.body import Bodies
 from watchbill.gateway.capture import Capturing
 from watchbill.gateway.charging import Charging
@@ -27,6 +26,7 @@ from watchbill.gateway.frame import Frame, Handler
 from watchbill.gateway.http.messages import Response
 from watchbill.gateway.meters import Meters
 from watchbill.gateway.modelfiles import ModelFiles
+from watchbill.gateway.ollama_lists import OllamaLists
 from watchbill.gateway.options import CallerOptions
 from watchbill.gateway.relay import Relay
 from watchbill.gateway.request_context import RequestContext
@@ -70,8 +70,8 @@ class Services:
         self.caller_options = CallerOptions()
         self.doors = Doors()
         self.meters = Meters(time.monotonic)
-        self.behind = Behind(upstream)
-        self.files = ModelFiles(datetime.now(UTC), self.behind, lambda: driver.catalog)
+        self.ollama_lists = OllamaLists(upstream)
+        self.files = ModelFiles(datetime.now(UTC), self.ollama_lists, lambda: driver.catalog)
         #: Names that callers made; None where there is no folder for them.
         self.library = library
         self.abilities = Abilities(driver, self.files, library)

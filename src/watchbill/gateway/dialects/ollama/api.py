@@ -111,7 +111,7 @@ class OllamaApi:
             raise RequestError("model is required")
         model, entry = find(self._services, name)
         services = self._services
-        theirs = await services.behind.shown(
+        theirs = await services.ollama_lists.shown(
             model, services.driver.catalog, verbose=body.get("verbose") is True
         )
         facts, can = await services.files.facts(model), await self._capabilities(model)

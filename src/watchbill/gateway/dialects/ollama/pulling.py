@@ -30,12 +30,12 @@ from watchbill.errors import (
     TheirsError,
 )
 from watchbill.gateway.answers import engine_error
-from watchbill.gateway.behind import ollama_endpoint
 from watchbill.gateway.body import encode
 from watchbill.gateway.dialects.ollama.names import Found, asked_name, check_name, find
 from watchbill.gateway.dialects.ollama.progress import tell_progress
 from watchbill.gateway.http.messages import Answer
 from watchbill.gateway.limits import FILE_LOOK_MS, FILE_SERVED_MS, PULL_LINES_PER_S, PULLS_MAX
+from watchbill.gateway.ollama_lists import ollama_endpoint
 from watchbill.gateway.request_context import RequestContext
 from watchbill.gateway.services import Services
 from watchbill.gateway.wire import NO_STREAM, LineReader, decode_fields

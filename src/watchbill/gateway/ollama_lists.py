@@ -19,7 +19,7 @@ from watchbill.engines.upstream import Outgoing, Upstream, UpstreamFailed
 from watchbill.gateway.limits import OLLAMA_LIST_MS, OLLAMA_LISTED_MS
 from watchbill.limits import JSON_VALUES_MAX
 
-__all__ = ["Behind", "ollama_endpoint"]
+__all__ = ["OllamaLists", "ollama_endpoint"]
 
 Fields = dict[str, object]
 
@@ -35,7 +35,7 @@ def ollama_endpoint(catalog: Catalog, engine: str | None = None) -> Endpoint | N
     return None
 
 
-class Behind:
+class OllamaLists:
     """The lists of every Ollama of the config."""
 
     def __init__(self, upstream: Upstream) -> None:
