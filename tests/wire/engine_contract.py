@@ -180,9 +180,7 @@ class EngineContract:
         for millis in (0, 1, 5, 20, 40, 60, 100, 200, 300, 400, 600):
             loading = asyncio.create_task(engine.load(model, 1))
             await asyncio.wait([loading], timeout=millis / 1000)
-            loading.cancel()
-            await asyncio.sleep(0)
-            loading.cancel()
+            await cancel_twice(loading)
             with contextlib.suppress(asyncio.CancelledError):
                 await within(20, loading)
                 await within(20, engine.stop(model.name))
@@ -195,14 +193,8 @@ class EngineContract:
         again while the model is taken down. It can be loaded again."""
         engine, model = up(HEALTHY)
         loading = asyncio.create_task(engine.load(model, 1))
-        await asyncio.sleep(0)
-        inner = engine._holds[model.name].coming_up
-        # Each turn, not an Event: this must see it before the load, which waits for it, is woken.
-        while not inner.done():  # noqa: ASYNC110
-            await asyncio.sleep(0)
-        loading.cancel()
-        await asyncio.sleep(0)
-        loading.cancel()
+        inner = await until_warm_inside(engine, model.name)
+        await cancel_twice(loading)
         with pytest.raises(asyncio.CancelledError):
             await within(10, loading)
         assert not inner.cancelled() and inner.result().pid, "it was not warm, so nothing was shown"
@@ -381,6 +373,23 @@ def ask(endpoint: Endpoint, question: tuple[str, str, dict[str, Any] | None]) ->
         return reply.status, reply.read()
     finally:
         connection.close()
+
+
+async def cancel_twice(loading: "asyncio.Task[Any]") -> None:
+    """A caller that gives up, and is told so again while the model is taken down."""
+    loading.cancel()
+    await asyncio.sleep(0)
+    loading.cancel()
+
+
+async def until_warm_inside(engine: Any, name: str) -> Any:
+    """The part of a load that brings the model up, in the turn of the loop in which it became warm."""
+    await asyncio.sleep(0)
+    inner = engine._holds[name].coming_up
+    # Each turn, not an Event: this must see it before the load, which waits for it, is woken.
+    while not inner.done():  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    return inner
 
 
 async def within(seconds: float, work: Any) -> Any:

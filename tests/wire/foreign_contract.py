@@ -20,7 +20,7 @@ from watchbill.core.messages import Blame
 from watchbill.engines.base import Engine, HostState, LoadError, Warm
 from watchbill.engines.registry import make_engine
 from watchbill.units import Millis
-from wire.engine_contract import ask, within
+from wire.engine_contract import ask, cancel_twice, until_warm_inside, within
 
 
 class World(Protocol):
@@ -183,9 +183,7 @@ class ForeignContract:
         for millis in self.cancel_ms:
             loading = asyncio.create_task(foreign.engine.load(world.model("one"), 1))
             await asyncio.wait([loading], timeout=millis / 1000)
-            loading.cancel()
-            await asyncio.sleep(0)
-            loading.cancel()
+            await cancel_twice(loading)
             with contextlib.suppress(asyncio.CancelledError):
                 await within(8, loading)
                 await within(8, foreign.engine.stop("one"))
@@ -196,11 +194,7 @@ class ForeignContract:
     ) -> None:
         """Race 7: the caller gives up in the very turn of the loop in which the model became warm."""
         loading = asyncio.create_task(foreign.engine.load(world.model("one"), 1))
-        await asyncio.sleep(0)
-        inner = foreign.engine._holds["one"].coming_up  # type: ignore[attr-defined]
-        # Each turn, not an Event: this must see it before the load, which waits for it, is woken.
-        while not inner.done():  # noqa: ASYNC110
-            await asyncio.sleep(0)
+        inner = await until_warm_inside(foreign.engine, "one")
         loading.cancel()
         with pytest.raises(asyncio.CancelledError):
             await within(10, loading)

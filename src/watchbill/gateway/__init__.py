@@ -1,0 +1,1 @@
+"""The gateway: everything that speaks HTTP to callers."""

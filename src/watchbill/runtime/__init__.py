@@ -1,0 +1,1 @@
+"""The runtime: carries events and actions between the pure core and the world."""
