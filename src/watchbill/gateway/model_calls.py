@@ -16,6 +16,7 @@ from types import coroutine
 
 import msgspec
 
+from watchbill.catalog import WorkClass
 from watchbill.decodable import is_decodable, json_decoder
 from watchbill.engines.limits import ERROR_BYTES_MAX, UPSTREAM_ANSWER_BYTES_MAX
 from watchbill.engines.statuses import Said
@@ -54,6 +55,7 @@ _NO_ERROR = frozenset({b"null", b'""', b"false", b"{}"})
 _END_BYTES = 1024
 #: Batching stages pays off from this many concurrent requests.
 _CROWD = 4
+_INTERACTIVE = WorkClass.INTERACTIVE  # a look into an enum takes five times longer, for every request
 
 
 class Whole(msgspec.Struct, frozen=True, gc=False):
@@ -261,7 +263,10 @@ class ModelCalls:
                     self._choices(context, ticket.model),
                 )
                 relay.tokens = TokenCount(metered.spend, foretold, choices=choices)
-        if ticket.request.work_class.makes_way:
+        work_class = ticket.request.work_class
+        if (
+            work_class is not _INTERACTIVE and work_class.makes_way
+        ):  # most are interactive: spares them a call
             relay.resume = Resumption(ticket.model, services.not_continued)
         if driver.catalog.tiers:
             relay.charging = services.charging
