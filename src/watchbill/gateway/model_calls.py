@@ -264,9 +264,8 @@ class ModelCalls:
                 )
                 relay.tokens = TokenCount(metered.spend, foretold, choices=choices)
         work_class = ticket.request.work_class
-        if (
-            work_class is not _INTERACTIVE and work_class.makes_way
-        ):  # most are interactive: spares them a call
+        # Most are interactive: the first look spares them a call.
+        if work_class is not _INTERACTIVE and work_class.makes_way:
             relay.resume = Resumption(ticket.model, services.not_continued)
         if driver.catalog.tiers:
             relay.charging = services.charging
