@@ -105,9 +105,11 @@ async def test_codex_cli(tmp_path: Path) -> None:
             f'{{name="wb",base_url="{opened.url.rstrip("/")}/v1",wire_api="responses",env_key="WB_KEY",'
             "request_max_retries=0,stream_max_retries=0}"
         )
+        # Codex's own sandbox fails beside Debian's bubblewrap; the command that the scripted model asks for is an echo.
+        unguarded = ["--sandbox", "danger-full-access"]
         out = await run(
-            str(HERE / "node_modules/.bin/codex"), "exec", "--skip-git-repo-check", "--sandbox", "read-only", "-m", "a",
-            "-c", 'model_provider="wb"', "-c", f"model_providers.wb={provider}", "-C", str(tmp_path), f"Say {WORD}",
+            str(HERE / "node_modules/.bin/codex"), "exec", "--skip-git-repo-check", *unguarded, "-m", "a", "-c",
+            'model_provider="wb"', "-c", f"model_providers.wb={provider}", "-C", str(tmp_path), f"Say {WORD}",
             folder=tmp_path, WB_KEY="x", CODEX_HOME=str(tmp_path),
         )  # fmt: skip
         assert out.strip() == "It came back"
