@@ -321,6 +321,7 @@ def test_a_busy_server_is_asked_again(tmp_path: Path) -> None:
 def test_nobody_at_the_address_is_an_error_with_the_reason(tmp_path: Path) -> None:
     with pytest.raises(PullFailed, match="refused"):
         pull("http://127.0.0.1:1/model.gguf", tmp_path, sha256=SHA256)
+    assert not list(tmp_path.glob(".pull/*"))  # `list` would call it an unfinished model
 
 
 def test_a_file_of_this_machine_is_copied_once(tmp_path: Path) -> None:

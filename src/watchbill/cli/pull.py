@@ -84,6 +84,10 @@ def pull(
         terminal.note(f"it is served as: {plain(told.model)}; try: {root.command('run', told.model)}")
     elif told.path is not None and told.path.suffix == ".gguf":
         _tell_how_to_serve(told.path, root, terminal)
+    elif told.path is not None:
+        terminal.note(
+            "it is no .gguf file: nothing serves it, unless a model in watchbill.toml names it as its source"
+        )
 
 
 def _await_daemon(model: str, where: Where) -> None:

@@ -127,7 +127,13 @@ class Landing:
             # Another pull may have finished between our open and our lock: its part is now the whole file.
             if not ours:
                 raise PullFailed(f"another pull of {self.wanted.name} is under way; wait for it")
-            yield Part(self, file, place)
+            part = Part(self, file, place)
+            try:
+                yield part
+            except BaseException:
+                if not part.size_bytes:
+                    part.discard()
+                raise
 
     def check_room(self, needed_bytes: int) -> None:
         """Refuses a file that the disk cannot hold, before an hour was spent on it."""
@@ -191,7 +197,7 @@ class Part:
         _write(self._notes, PartRecord(self.wanted.source, validator))
 
     def discard(self) -> None:
-        """Removes what has arrived: it is not what was asked for."""
+        """Removes what has arrived: nothing, or not what was asked for."""
         self._path.unlink(missing_ok=True)
         self._notes.unlink(missing_ok=True)
 
