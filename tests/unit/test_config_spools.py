@@ -167,7 +167,7 @@ def test_a_spool_on_nats_knows_its_servers_and_its_secret() -> None:
     assert (found.backend, found.stream, found.lease_ms) == ("nats", "jobs", 10_000)
     assert found.nats == catalog.NatsRules(
         ("nats://a:4222", "tls://b"), "me", "sesame", ca="/srv/watchbill/ca.pem", certificate="/me.pem",
-        key="/srv/watchbill/me.key", replicas=3, timeout_ms=Millis(5_000),
+        key="/srv/watchbill/me.key", replicas=3, timeout_ms=Millis(5_000), variables=frozenset({"SECRET"}),
     )  # fmt: skip
     assert "SECRET" in loaded.catalog.server.key_variables
     assert "sesame" not in repr(found) and "sesame" not in "\n".join(show(loaded))

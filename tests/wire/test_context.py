@@ -21,7 +21,7 @@ async def test_every_door_tells_the_context_that_requests_get(gguf_files: GgufFi
     assert predict_model(model, header) == predict_model(replace(model, context=CONTEXT), header)
     assert check_source(model) == (source, CONTEXT)
     async with open_gateway(catalog=replace(CATALOG, models={"a": model})) as opened:
-        assert (await opened.ask("/v1/models/a")).json["meta"] == {"n_ctx": CONTEXT}
+        assert (await opened.ask("/v1/models/a")).json["meta"] == {"n_ctx": CONTEXT, "continues": False}
         [listed] = (await opened.ask("/api/tags")).json["models"]  # pyright: ignore[reportGeneralTypeIssues]  any JSON
         assert listed["details"]["context_length"] == CONTEXT
         assert str(CONTEXT) in str((await opened.ask("/api/show", {"model": "a"})).json["parameters"])

@@ -284,9 +284,9 @@ async def test_requests_that_come_before_their_turn_are_not_collected_without_bo
         one = b'{"model": "a", "messages": ["' + b"x" * 200_000 + b'"]}'
         writer.write((head(size=len(one)) + one) * 40)
         await opened.until_waiting()
-        [connection] = opened.serving._listener.connections  # pyright: ignore[reportPrivateUsage]  its inbox is what grew
+        [connection] = opened.serving._listener.connections  # pyright: ignore[reportPrivateUsage]  its parser is what grew
         await eventually(lambda: connection._is_paused)  # pyright: ignore[reportPrivateUsage]
-        assert len(connection._inbox.requests) < 8  # pyright: ignore[reportPrivateUsage]
+        assert len(connection._parser.requests) < 8  # pyright: ignore[reportPrivateUsage]
 
 
 async def endless(asked: Asked, writer: asyncio.StreamWriter) -> None:

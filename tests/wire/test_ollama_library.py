@@ -408,7 +408,8 @@ async def test_models_of_an_ollama_show_what_it_says_of_them() -> None:
             shown = (await opened.ask("/api/show", {"model": "smol"})).json
             assert shown["template"] == "{{ .Prompt }}" and shown["tensors"]
             listed = (await opened.ask("/v1/models/smol")).json
-            assert listed["meta"] == {"n_ctx": 8192} and listed["capabilities"] == ["completion"]
+            assert listed["meta"] == {"n_ctx": 8192, "continues": False}
+            assert listed["capabilities"] == ["completion"]
     finally:
         await theirs.die()
     async with open_gateway(hello, catalog=replace(HERE, models=models, engines=engines)) as opened:

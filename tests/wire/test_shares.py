@@ -204,7 +204,7 @@ def grow_assembly(pieces: int) -> int:
 
 
 def grow_message(pieces: int) -> int:
-    asked = read({"model": "a", "max_tokens": 1, "messages": []})
+    asked = read({"model": "a", "max_tokens": 1, "messages": [{"role": "user", "content": "Hi"}]})
     collecting = Collecting(lambda: Making(asked, "1"), lambda: "a").begin()
 
     def call(arguments: str) -> bytes:

@@ -50,7 +50,11 @@ def test_a_daemon_without_models_tells_how_to_begin_for_its_root(watchbill, daem
     daemon.answers[("GET", "/wb/v1/status")] = (200, {"devices": {}, "models": {}, "lanes": {}})
     daemon.answers[("GET", "/v1/models")] = (200, {"object": "list", "data": []})
     done = watchbill(*command.split())
-    assert f"start from: {watchbill.hint('config', 'init')}\n" in done.stdout + done.stderr
+    said = done.stdout + done.stderr
+    assert (
+        watchbill.hint("pull") in said
+        and f"{watchbill.hint('config', 'init')} writes one to start from" in said
+    )
 
 
 def test_the_command_that_mends_a_corpus_finds_it_from_anywhere(alone, pasted):
