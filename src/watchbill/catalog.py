@@ -44,10 +44,9 @@ class WorkClass(IntEnum):
     LEASED = 3  # another machine's work
     ROTATION = 4  # our own background rotation
 
-    @property
-    def makes_way(self) -> bool:
-        """Whether its answers stop at a boundary when they are in the way, and are continued: no person reads along."""
-        return self > 0
+    def __init__(self, number: int) -> None:
+        #: Its answers stop at a boundary when they are in the way, and are continued: no person reads along.
+        self.makes_way = number > 0
 
 
 class Tier(StrEnum):

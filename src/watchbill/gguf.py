@@ -28,6 +28,7 @@ from watchbill.limits import (
     GGUF_HEADER_BYTES_MAX,
     GGUF_KEY_BYTES_MAX,
     GGUF_KEYS_MAX,
+    GGUF_LAYERS_MAX,
     GGUF_NUMBERS_MAX,
     GGUF_SHARDS_MAX,
     GGUF_TENSORS_MAX,
@@ -339,6 +340,10 @@ def _header_of(path: Path, part: _Part, weights: int, parameters: int, file_byte
     )
     if not n_layer or not n_embd:
         raise GgufError(path, f"{architecture}.block_count or {architecture}.embedding_length is missing", 0)
+    if not 0 < n_layer <= GGUF_LAYERS_MAX:
+        raise GgufError(
+            path, f"{architecture}.block_count is {n_layer}; at most {GGUF_LAYERS_MAX} layers are read", 0
+        )
     head_length = n_embd // heads if heads else 0
     pooling = keys.optional("pooling_type")
     is_encoder = architecture in ENCODERS or keys.optional("attention.causal") == 0

@@ -63,6 +63,8 @@ GGUF_TEXT_BYTES_MAX = 4_096
 GGUF_NUMBERS_MAX = 4_096
 GGUF_ARRAY_LEN_MAX = 16 * 2**20
 GGUF_DIMENSIONS_MAX = 4
+#: The largest models have some 130. A damaged figure must not become a list of billions.
+GGUF_LAYERS_MAX = 4_096
 GGUF_ALIGNMENT_BYTES_MAX = 1 * 2**20
 GGUF_SHARDS_MAX = 256
 

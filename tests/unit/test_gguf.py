@@ -204,6 +204,13 @@ def test_a_split_model_counts_all_its_parts(tmp_path: Path) -> None:
         read_header(tmp_path / "big-00001-of-00002.gguf")
 
 
+@pytest.mark.parametrize("layers", [2**20, 2**32 - 1])
+def test_a_count_of_layers_that_no_model_has_is_refused(tmp_path: Path, layers: int) -> None:
+    """One flipped bit there was a list of billions: minutes, all memory, or a MemoryError."""
+    with pytest.raises(GgufError, match=f"block_count is {layers}; at most"):
+        header_of(tmp_path, changed(llama__block_count=layers))
+
+
 @settings(max_examples=300, deadline=None)
 @given(
     cut=st.integers(0, 2000), flips=st.lists(st.tuples(st.integers(0, 1500), st.integers(0, 255)), max_size=8)

@@ -115,11 +115,9 @@ class Admission:
 
     def _forecast(self, choice: Candidate, request: Request, now: int) -> Forecast:
         """When a request that arrives would start."""
-        found = self._foretold.find(choice, request, now)
-        if found is None:
-            found = self.policy.forecast(self._state, choice, request, now)
-            self._foretold.keep(choice, request, found, now)
-        return found
+        return self._foretold.forecast(
+            choice, request, now, lambda: self.policy.forecast(self._state, choice, request, now)
+        )
 
     def _bounds(self, request: Request, choices: Sequence[Candidate]) -> tuple[int, ...]:
         """The waits that are accepted, the shortest first: that of the routing rule where there is another site."""

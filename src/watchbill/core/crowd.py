@@ -6,6 +6,7 @@ together after a short pause, and a forecast serves the next requests of its kin
 everything is weighed at once.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 from watchbill.core.companions import Candidate
@@ -47,24 +48,25 @@ class Foretold:
         self._state = state
         self._told: dict[_Kind, _Told] = {}
 
-    def find(self, model: Candidate, request: Request, now: int) -> Forecast | None:
-        """The forecast of a request like this one, where a crowd waits: later by the requests that came meanwhile."""
-        told = self._told.get(_kind_of(model, request))
-        if told is None or now - told.at > SHARED_MS * _crowd(self._state):
-            return None
-        came_ms = (len(model.line) - told.in_line) * model.service.ms / max(1, model.spec.concurrency)
-        return told.forecast.plus(max(-told.forecast.ms, came_ms - (now - told.at)))
-
-    def keep(self, model: Candidate, request: Request, forecast: Forecast, now: int) -> None:
-        """Keeps a forecast if a crowd waits."""
-        if len(self._told) >= KINDS_MAX or (self._told and not _crowd(self._state)):
-            self._told = {}
-        if _crowd(self._state):
-            self._told[_kind_of(model, request)] = _Told(now, len(model.line), forecast)
-
-
-def _kind_of(model: Candidate, request: Request) -> _Kind:
-    return (model.name, request.work_class, request.priority, request.operator, request.max_wait_ms)
+    def forecast(
+        self, model: Candidate, request: Request, now: int, make: Callable[[], Forecast]
+    ) -> Forecast:
+        """The forecast of a request: its own, or where a crowd waits that of the last one of its kind, later by those
+        that came meanwhile."""
+        crowd = _crowd(self._state)
+        if not crowd:
+            self._told.clear()
+            return make()
+        kind = (model.name, request.work_class, request.priority, request.operator, request.max_wait_ms)
+        told = self._told.get(kind)
+        if told is not None and now - told.at <= SHARED_MS * crowd:
+            came_ms = (len(model.line) - told.in_line) * model.service.ms / max(1, model.spec.concurrency)
+            return told.forecast.plus(max(-told.forecast.ms, came_ms - (now - told.at)))
+        if len(self._told) >= KINDS_MAX:
+            self._told.clear()
+        found = make()
+        self._told[kind] = _Told(now, len(model.line), found)
+        return found
 
 
 def _crowd(state: State) -> int:

@@ -16,7 +16,6 @@ from types import coroutine
 
 import msgspec
 
-from watchbill.catalog import WorkClass
 from watchbill.decodable import is_decodable, json_decoder
 from watchbill.engines.limits import ERROR_BYTES_MAX, UPSTREAM_ANSWER_BYTES_MAX
 from watchbill.engines.statuses import Said
@@ -55,7 +54,6 @@ _NO_ERROR = frozenset({b"null", b'""', b"false", b"{}"})
 _END_BYTES = 1024
 #: Batching stages pays off from this many concurrent requests.
 _CROWD = 4
-_INTERACTIVE = WorkClass.INTERACTIVE  # a look into an enum takes five times longer, for every request
 
 
 class Whole(msgspec.Struct, frozen=True, gc=False):
@@ -263,9 +261,7 @@ class ModelCalls:
                     self._choices(context, ticket.model),
                 )
                 relay.tokens = TokenCount(metered.spend, foretold, choices=choices)
-        work_class = ticket.request.work_class
-        # Most are interactive: the first look spares them a call.
-        if work_class is not _INTERACTIVE and work_class.makes_way:
+        if ticket.request.work_class.makes_way:
             relay.resume = Resumption(ticket.model, services.not_continued)
         if driver.catalog.tiers:
             relay.charging = services.charging
