@@ -214,6 +214,48 @@ async def test_a_peer_that_forgot_a_lease_gives_a_new_one(tmp_path: Path) -> Non
         assert first != second
 
 
+async def whole(status: int, told: object, writer: asyncio.StreamWriter) -> None:
+    body = json.dumps(told).encode()
+    head = f"HTTP/1.1 {status} X\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    writer.write(head.encode() + body)
+
+
+async def test_a_peer_behind_a_tunnel_is_waited_for_while_it_is_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """RES-23: a forwarded port accepts for a machine that is away, and closes; that is no failure of the request. It
+    came to the caller as 502 within milliseconds, where a peer without a tunnel was waited for."""
+    monkeypatch.setattr(limits, "LEASE_RENEW_MS", 60_000)
+    is_away, unheard = False, 0
+
+    async def talk(asked: Asked, writer: asyncio.StreamWriter) -> None:
+        nonlocal unheard
+        if is_away:
+            unheard += 1
+            writer.transport.abort()
+            raise ConnectionResetError
+        if not asked.path.endswith("/completions"):
+            given = {"id": "l", "lasts_ms": 60_000, "renew_ms": 20_000, "continues": True}
+            return await whole(200, given, writer)
+        return await stream_of(sse(*chat_events("One two three")))(asked, writer)
+
+    async with (
+        peer_listening(talk) as rig,
+        machine(tmp_path / "home", home_config(rig.port)) as (home, here),
+    ):
+        assert (await home.ask("/v1/chat/completions", BODY | {"model": "big"})).status == 200
+        is_away = True
+        asking = asyncio.ensure_future(home.ask("/v1/chat/completions", BODY | {"model": "big"}))
+        await eventually(
+            lambda: asking.done() or here.status()["models"]["big"]["state"] != "ready"  # type: ignore[index]
+        )
+        assert not asking.done(), asking.result().body
+        assert unheard >= 2, "the request, and the renewal that it led to"
+        is_away = False
+        answer = await within(20, asking)
+        assert answer.status == 200, answer.body
+
+
 BREAKS = ["the connection breaks", "the renewal finds the lease gone", "shutting_down", "engine_failed"]
 
 
@@ -257,11 +299,6 @@ async def test_an_answer_that_breaks_off_is_continued_also_after_a_forgotten_lea
             await asyncio.sleep(60)
         assert messages[-1] == {"role": "assistant", "content": "One two "}
         return await stream_of(sse(*chat_events("three four")))(asked, writer)
-
-    async def whole(status: int, told: object, writer: asyncio.StreamWriter) -> None:
-        body = json.dumps(told).encode()
-        head = f"HTTP/1.1 {status} X\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
-        writer.write(head.encode() + body)
 
     async with peer_listening(talk) as far, machine(tmp_path / "home", home_config(far.port)) as (home, _):
         for stream in (True, False):

@@ -77,6 +77,11 @@ class UpstreamFailed(EngineFailed):
         self.received = received
         self.refused = refused
 
+    @property
+    def is_unheard(self) -> bool:
+        """Whether nobody took the request: a tunnel or a forwarded port accepts for a machine that is away, and closes."""
+        return self.refused or (self.kind is FailureKind.CLOSED and not self.received)
+
 
 def is_timeout(error: BaseException) -> bool:
     """Whether an engine took longer than it may."""

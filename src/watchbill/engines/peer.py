@@ -148,9 +148,9 @@ class PeerHost:
             reply = await self._ask("POST", f"{_PATH}/{held.id}/renew")
         except LoadError as error:
             cause = error.__cause__
-            is_refused = isinstance(cause, UpstreamFailed) and cause.refused
+            is_away = isinstance(cause, UpstreamFailed) and cause.is_unheard
             is_over = (time.monotonic() - held.renewed_at) * 1000 >= held.lasts_ms
-            return str(error) if is_refused or is_over else None
+            return str(error) if is_away or is_over else None
         if reply.status == 200:
             held.renewed_at = asked_at
             return None

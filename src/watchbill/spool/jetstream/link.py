@@ -39,8 +39,10 @@ Reply = dict[str, Any]
 _REFUSED = "authorization"
 #: Numbers of the answer that there is no such message.
 NO_MESSAGE = frozenset({10037, 10057})
-#: Answers of JetStream that pass by themselves: no leader yet, too busy, still being stored.
+#: Answers of JetStream that pass by themselves: no leader yet, too busy.
 _PASSING = frozenset({408, 503})
+#: An earlier copy of the same message is still being stored: that one is acknowledged to whoever asks once more.
+_STILL_STORED = 10158
 #: Among those with such a status, the ones that do not pass: the stream's limits, a full store.
 _STORE_FAILED, _NO_ROOM, _NO_RESOURCES = 10077, 10047, 10023
 _LASTING = frozenset({_STORE_FAILED, _NO_ROOM, _NO_RESOURCES})
@@ -71,7 +73,7 @@ class BrokerSays(Exception):
     @property
     def passes(self) -> bool:
         """Whether the same request may succeed in a moment."""
-        return self.code in _PASSING and self.number not in _LASTING
+        return self.number == _STILL_STORED or (self.code in _PASSING and self.number not in _LASTING)
 
     def as_fault(self, doing: str) -> SpoolFull | SpoolBroken:
         text = f"cannot {doing}: the broker says: {self}"
