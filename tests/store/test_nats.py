@@ -24,11 +24,13 @@ from support.power_cut import loop_disk
 from watchbill.errors import ConfigError
 from watchbill.spool import Corpus, Drain, LeaseLost, Spool, State
 from watchbill.spool.by_hand import by_hand
-from watchbill.spool.faults import EventRefused, SpoolBroken
+from watchbill.spool.faults import EventRefused, SpoolBroken, SpoolLayout
 from watchbill.spool.jetstream import JetSpool, Reach
-from watchbill.spool.jetstream.holders import Held, Note
+from watchbill.spool.jetstream.holders import Held, Life, Note
+from watchbill.spool.jetstream.link import Link, Received
 from watchbill.spool.jetstream.streams import CONSUMER
 from watchbill.spool.moving import move
+from watchbill.spool.term import term_for
 
 Say = Callable[[object], None]
 LEASE_S = 1.0
@@ -69,6 +71,70 @@ def test_the_events_of_a_dead_worker_go_to_another_and_its_attempt_counts(server
         wait_until(lambda: spool.lease() is None and spool.given_up == 1)
         entry = next(by_hand(spool).entries(State.POISON))
         assert "its worker died" in entry.reason["reason"] and entry.attempt == 4
+
+
+def test_a_single_look_finds_a_worker_of_this_machine_that_died_before_its_first_renewal(
+    server: Broker, child: Any
+) -> None:
+    """SPOOL-05: as with files, any command takes its events back; nothing has to watch for a whole lease first."""
+
+    def die_with_a_lease(say: Say) -> None:
+        say(wait_until(JetSpool("jobs", server.reach, lease_s=60.0).lease).name)
+        signal.pause()
+
+    with JetSpool("jobs", server.reach, lease_s=60.0) as spool:
+        spool.enqueue(event("left behind"))
+        worker = child(die_with_a_lease)
+        worker.first()
+        spool.recover()
+        (entry,) = by_hand(spool).entries(State.IN_FLIGHT)
+        with pytest.raises(SpoolLayout, match="is leased by"):
+            by_hand(spool).release(entry)
+        worker.kill()
+    with JetSpool("jobs", server.reach, lease_s=60.0) as spool:
+        by_hand(spool).release(entry)
+        assert by_hand(spool).stats().in_flight == 0
+
+
+@pytest.mark.parametrize("other", ["boot", "pids", ""])
+def test_a_process_is_judged_only_where_its_pid_means_something(other: str) -> None:
+    """A worker on another boot, or in another container, may be alive whatever has its pid here."""
+    alive = Life.own()
+    assert not alive.is_over
+    dead = replace(alive, started="1")
+    assert replace(dead, **{other: "elsewhere"} if other else {}).is_over is (not other)
+    assert Note.decode(Note({1: Held(1, 1)}, life=dead).encode(1)).is_over
+
+
+def test_leases_of_shells_do_not_hide_what_waits(server: Broker, tmp_path: Path) -> None:
+    """SPOOL-03: the broker delivers what a shell has leased again and again, before what waits: `dequeue` said
+    "nothing waits" then, and loops of shell workers ended."""
+    for number in range(4):
+        with JetSpool("jobs", server.reach, folder=tmp_path, lease_s=LEASE_S) as spool:
+            if not number:
+                spool.enqueue_many([event(each) for each in range(4)])
+            assert by_hand(spool).lease_out(term_for(60)) is not None, f"{number} are leased"
+        time.sleep(1.2 * LEASE_S)
+    with JetSpool("jobs", server.reach, folder=tmp_path, lease_s=LEASE_S) as spool:
+        assert by_hand(spool).lease_out(term_for(60)) is None
+        assert by_hand(spool).stats().in_flight == 4
+
+
+def test_a_message_whose_first_copy_is_still_being_stored_is_asked_for_again(
+    server: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SPOOL-08: a cluster that loses a server says so of a repeated send; producers were told that it failed."""
+    told = [{"error": {"code": 409, "err_code": 10158, "description": "in process"}}, {"seq": 1}]
+    link = Link(server.reach, "test")
+
+    async def request(*_: object) -> Received:
+        return Received("", "", json.dumps(told.pop(0)).encode(), {})
+
+    monkeypatch.setattr(link, "request", request)
+    try:
+        assert link.call(lambda: link.ask("jobs.queue.x"), "store events") == {"seq": 1}
+    finally:
+        link.close()
 
 
 def test_an_event_that_the_corpus_holds_is_finished_although_its_workers_died(

@@ -79,7 +79,7 @@ class UpstreamFailed(EngineFailed):
 
     @property
     def is_unheard(self) -> bool:
-        """Whether nobody took the request: a tunnel or a forwarded port accepts for a machine that is away, and closes."""
+        """Whether nobody took the request: a tunnel accepts for a machine that is away, and closes."""
         return self.refused or (self.kind is FailureKind.CLOSED and not self.received)
 
 

@@ -9,7 +9,7 @@ import socket
 import time
 from pathlib import Path
 
-__all__ = ["boot_id", "boot_time_ns", "host_name", "identity", "process_start", "start_time"]
+__all__ = ["boot_id", "boot_time_ns", "host_name", "identity", "pid_space", "process_start", "start_time"]
 
 
 @functools.cache
@@ -17,6 +17,14 @@ def boot_id() -> str:
     """Return the kernel's random id of this boot, or "" where there is none; then no mark is trusted."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
+
+
+def pid_space() -> str:
+    """Return the name of the space that this process's pids are of: containers of one boot have one each."""
+    try:
+        return os.readlink("/proc/self/ns/pid")
     except OSError:
         return ""
 

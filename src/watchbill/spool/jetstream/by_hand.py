@@ -391,8 +391,7 @@ class JetByHand:
         note = self._note(entry.folder)
         if note is None or seq not in note.held:
             raise LeaseLost(f"{entry.name} is not leased any more; look again")
-        is_over = note.term is not None and note.term.is_over
-        if not (force or holder or is_over):
+        if not (force or holder or note.is_over):
             raise SpoolLayout(
                 f"{entry.name} is leased by {entry.folder}; a dead worker's lease ends by itself, "
                 "use --force to take it away now"

@@ -4,27 +4,28 @@ JetStream redelivers a message after its acknowledgement is late. It does not kn
 lost its own notes in a failover. Its count of deliveries would poison events for the broker's faults. So each worker
 keeps one note, the events that it has leased with their attempts, and renews it as a heartbeat:
 
-    NAME.state.worker.WORKER   {"beat": 17, "held": {"SEQ": [ATTEMPT, EVENTS]}, "counts": true, "term": null}
+    NAME.state.worker.WORKER   {"beat": 17, "held": {"SEQ": [ATTEMPT, EVENTS]}, "counts": true, "term": null, ...}
     NAME.state.tries.SEQ       attempts that are used up: written when one fails or its worker is found dead
 
-A worker is dead when its note has not changed for a whole lease, by the clock of a reader that looked all the time. Its
-note is then replaced by counts of tries, and its events may be taken. A worker whose note is gone has lost its leases.
+A worker is dead when its note has not changed for a whole lease, by the clock of a reader that looked all the time. A
+reader on the same boot asks the kernel as well, so a command that looks once finds such a death. The note of a dead
+worker is replaced by counts of tries, and its events may be taken. A worker whose note is gone has lost its leases.
 The note of a shell's lease has a term instead of a heartbeat.
 """
 
 import json
 import os
 import time
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, cast
 
-from watchbill.files.host import host_name
+from watchbill.files.host import boot_id, host_name, pid_space, process_start
 from watchbill.spool.jetstream.link import NO_MESSAGE, BrokerSays, Link
 from watchbill.spool.jetstream.streams import Streams, from_api
 from watchbill.spool.limits import BROKER_NOTES_S
 from watchbill.spool.term import Term
 
-__all__ = ["Held", "Holder", "Holders", "Note", "new_worker"]
+__all__ = ["Held", "Holder", "Holders", "Life", "Note", "new_worker"]
 
 _ENDS = frozenset({"204", "404"})
 _WRONG_LAST = 10071
@@ -41,6 +42,35 @@ class Held:
     events: int
 
 
+@dataclass(frozen=True, slots=True)
+class Life:
+    """The process of a worker, for readers of the same boot. Host names are no proof: many machines have the same."""
+
+    boot: str
+    pids: str
+    pid: int
+    started: str
+
+    @classmethod
+    def own(cls) -> "Life":
+        return cls(boot_id(), pid_space(), os.getpid(), process_start(os.getpid()))
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the process is surely dead; False where this reader cannot know."""
+        if not (self.boot and self.started) or (self.boot, self.pids) != (boot_id(), pid_space()):
+            return False
+        if started := process_start(self.pid):
+            return started != self.started
+        try:
+            os.kill(self.pid, 0)
+        except PermissionError:  # it lives, and /proc does not show it to us
+            return False
+        except ProcessLookupError:
+            return True
+        return True  # a zombie
+
+
 @dataclass(slots=True)
 class Note:
     """What one worker has leased."""
@@ -49,13 +79,21 @@ class Note:
     counts: bool = True  # False for a move between spools: its end uses up no attempt
     term: Term | None = None  # of a shell's lease
     reply: str = ""  # by which a shell's lease is put back
+    life: Life | None = None  # of a worker with a heartbeat
+
+    @property
+    def is_over(self) -> bool:
+        """Whether its leases have ended, as far as a single look can tell."""
+        if self.term is not None:
+            return self.term.is_over
+        return self.life is not None and self.life.is_over
 
     def encode(self, beat: int) -> bytes:
         held = {str(seq): [each.attempt, each.events] for seq, each in self.held.items()}
         term = None if self.term is None else {name: getattr(self.term, name) for name in self.term.__slots__}
-        return json.dumps(
-            {"beat": beat, "held": held, "counts": self.counts, "term": term, "reply": self.reply}
-        ).encode()
+        life = None if self.life is None else asdict(self.life)
+        beside = {"counts": self.counts, "life": life, "term": term, "reply": self.reply}
+        return json.dumps({"beat": beat, "held": held, **beside}).encode()
 
     @classmethod
     def decode(cls, data: bytes) -> "Note":
@@ -64,7 +102,8 @@ class Note:
             table = cast("dict[str, Any]", json.loads(data))
             held = {int(seq): Held(int(pair[0]), int(pair[1])) for seq, pair in table["held"].items()}
             term = Term(**table["term"]) if table.get("term") else None
-            return cls(held, bool(table.get("counts", True)), term, str(table.get("reply", "")))
+            life = Life(**table["life"]) if table.get("life") else None
+            return cls(held, bool(table.get("counts", True)), term, str(table.get("reply", "")), life)
         except (ValueError, KeyError, TypeError, IndexError, AttributeError):
             return cls()
 
@@ -78,9 +117,9 @@ class Holder:
     changed_at_s: float
 
     def is_alive(self, lease_s: float) -> bool:
-        if self.note.term is not None:
-            return not self.note.term.is_over
-        return time.monotonic() - self.changed_at_s < lease_s
+        if self.note.is_over:
+            return False
+        return self.note.term is not None or time.monotonic() - self.changed_at_s < lease_s
 
 
 def new_worker() -> str:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from watchbill.spool.consumer import Lease
 from watchbill.spool.faults import LeaseLost
-from watchbill.spool.jetstream.holders import Held, Holders, Note, new_worker
+from watchbill.spool.jetstream.holders import Held, Holders, Life, Note, new_worker
 from watchbill.spool.jetstream.link import Link
 from watchbill.spool.jetstream.streams import Stored
 from watchbill.spool.limits import BROKER_BEATS
@@ -43,7 +43,7 @@ class OwnLeases:
     def __init__(self, link: Link, holders: Holders, lease_s: float) -> None:
         self._link, self._holders, self._lease_s = link, holders, lease_s
         self._held: dict[int, StreamLease] = {}
-        self.worker, self._note, self._beat, self._revision = new_worker(), Note(), 0, 0
+        self.worker, self._note, self._beat, self._revision = new_worker(), Note(life=Life.own()), 0, 0
         self._noting = asyncio.Lock()
         self._noted_at_s = 0.0
         self._note_is_due = False
@@ -183,6 +183,6 @@ class OwnLeases:
     async def _write_turn(self) -> None:
         """Take or renew the turn; it is gone if another worker took us for dead."""
         self._beat += 1
-        note = Note({0: Held(0, 0)}, counts=False)
+        note = Note({0: Held(0, 0)}, counts=False, life=self._note.life)
         self._turn_revision = await self._holders.write(_TURN, note, self._beat, self._turn_revision)
         self._turn_at_s = time.monotonic()

@@ -482,8 +482,23 @@ class JetSpool:
     async def _lease(
         self, count: int, bytes_max: int, retries_alone: bool, counts: bool
     ) -> list[StreamLease]:
-        """Pull messages, leave out those that others hold, and note the rest as ours."""
-        deliveries = await self._deliveries.pull(count, bytes_max)
+        """Pull messages, leave out those that others hold, and note the rest as ours.
+
+        The broker delivers what it has delivered before first, such as what a shell has leased for an hour. What waits
+        behind that is found by pulling on: at most once for each event that others hold."""
+        pulls = 0
+        while True:
+            deliveries = await self._deliveries.pull(count, bytes_max)
+            leases = await self._sort_out(deliveries, retries_alone)
+            pulls += 1
+            if leases or not deliveries or pulls > len(self.holders.all_held()):
+                break
+        if leases:
+            await self._leases.add(leases, counts=counts)
+        return leases
+
+    async def _sort_out(self, deliveries: list[Delivery], retries_alone: bool) -> list[StreamLease]:
+        """Of what was delivered the events that may be leased. The others go back."""
         if any(each.times > 1 for each in deliveries) or self._look_is_due():
             await self.holders.look(self._leases.worker)
             await self.holders.sweep()
@@ -504,8 +519,6 @@ class JetSpool:
                 else:
                     leases.append(lease)
         await self._together(put_back(self._link, reply, pause_s) for reply, pause_s in back.items())
-        if leases:
-            await self._leases.add(leases, counts=counts)
         return leases
 
     async def _leased(self, delivery: Delivery) -> StreamLease:
