@@ -28,14 +28,16 @@ from watchbill.limits import (
 
 __all__ = [
     "TEXT",
-    "WHOLE",
     "collector_paused",
     "count_values",
     "end_of_run",
+    "end_of_text",
+    "end_of_whole",
     "has_long_number",
     "has_more_values",
     "is_decodable",
     "json_decoder",
+    "with_plain_quotes",
 ]
 
 T = TypeVar("T")
@@ -45,14 +47,16 @@ T = TypeVar("T")
 _ZEROS = bytes(ord("0") if chr(code) in "0123456789" else code for code in range(256)).replace(b"E", b"e")
 _LONG_RUN = b"0" * (JSON_DIGITS_MAX + 1)
 _VALUE_RUN = b"0" * JSON_VALUE_DIGITS
-#: A text with its quotes, and as many of them as a window holds with what is between them.
-TEXT = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
-WHOLE = re.compile(rb'(?:[^"]*+"(?:[^"\\]++|\\.)*+")*+[^"]*+', re.DOTALL)
+#: A text with its quotes, where `with_plain_quotes` was. One that has no end is looked at once, not from each of the
+#: quotes that are escaped in it.
+TEXT = re.compile(rb'"[^"]*+"')
 
 #: The inside of a text as JSON allows it: no control characters, no unknown escapes, no half of a surrogate pair.
+#: No group here repeats possessively: before 3.11.5 Python does not go back to where the last repetition ended when the
+#: next one fails halfway (gh-106052), and Debian 12 has 3.11.2.
 _INSIDE = re.compile(
     rb'[^"\\\x00-\x1f]*+(?:\\(?:["\\/bfnrt]|u(?:[0-9a-cefA-CEF][0-9a-fA-F]{3}|[dD][0-7][0-9a-fA-F]{2}|'
-    rb'[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}))[^"\\\x00-\x1f]*+)*+'
+    rb'[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}))[^"\\\x00-\x1f]*+)*'
 )
 _CONTROLS = bytes(range(32))
 
@@ -68,6 +72,17 @@ def _finite(text: str) -> float:
     if number - number != 0.0:
         raise ValueError("Number out of range")
     return number
+
+
+def with_plain_quotes(text: bytes) -> bytes:
+    """The same number of bytes without escaped quotes and backslashes: every quote that is left begins or ends a text,
+    unless there is a backslash outside of texts, which is no JSON."""
+    return text.replace(b"\\\\", b"__").replace(b'\\"', b"__")
+
+
+def end_of_whole(plain: bytes) -> int:
+    """Where the text begins that does not end in this window, which begins between texts; else the window's end."""
+    return plain.rfind(b'"') if plain.count(b'"') % 2 else len(plain)
 
 
 def has_long_number(outside: bytes | bytearray) -> bool:
@@ -92,18 +107,18 @@ def has_more_values(text: bytes, values_max: int) -> bool:
         return False
     at = values = 0
     while at < len(text) and values <= values_max:
-        found = WHOLE.match(text, at, at + JSON_WINDOW_BYTES)
-        assert found is not None  # it matches nothing, too
-        values += count_values(TEXT.sub(b'""', found[0]))
-        at = found.end()
+        plain = with_plain_quotes(text[at : at + JSON_WINDOW_BYTES])
+        whole = plain[: end_of_whole(plain)]
+        values += count_values(TEXT.sub(b'""', whole))
+        at += len(whole)
         if at < len(text) and text[at] == ord('"'):  # a text that does not end in this window
-            at = _end_of_text(text, at + 1) + 1
+            at = end_of_text(text, at + 1) + 1
             if not at:
                 return False  # it is no JSON, and decoding ends there
     return values > values_max
 
 
-def _end_of_text(text: bytes, at: int) -> int:
+def end_of_text(text: bytes | bytearray, at: int) -> int:
     """Where a text ends, whose inside begins here; -1 for one that has no end, or is no JSON."""
     while at < len(text) and text[at] != ord('"'):
         end = end_of_run(text, at)
@@ -143,7 +158,9 @@ def is_decodable(
     if len(text) > bytes_max:
         return False
     # What is within a text is one value, whatever it looks like.
-    return not _seems_slow(text, values_max) or not _seems_slow(TEXT.sub(b'""', text), values_max)
+    return not _seems_slow(text, values_max) or not _seems_slow(
+        TEXT.sub(b'""', with_plain_quotes(text)), values_max
+    )
 
 
 def _seems_slow(text: bytes, values_max: int) -> bool:

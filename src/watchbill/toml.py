@@ -38,8 +38,8 @@ _AT_LINE = re.compile(r" ?\(at (?:line (\d+), column \d+|end of document)\)")
 _TWICE = re.compile(r"Cannot declare \((.*?),?\) twice")
 #: A key of more parts than any table of ours is deep. Comments, strings and all other words are stepped over, so that
 #: no position is looked at twice.
-_QUOTED = r""""(?:[^"\\\n]++|\\.)*+"|'[^'\n]*+'"""
-_LONG_QUOTED = r"""\"{3}(?:[^"\\]++|\\.|"(?!""))*+\"{3,5}|'{3}(?:[^']++|'(?!''))*+'{3,5}"""
+_QUOTED = r""""(?:[^"\\\n]++|\\.)*"|'[^'\n]*+'"""
+_LONG_QUOTED = r"""\"{3}(?:[^"\\]++|\\.|"(?!""))*\"{3,5}|'{3}(?:[^']++|'(?!''))*'{3,5}"""
 _LONG_KEY = re.compile(
     rf"#[^\n]*+|{_LONG_QUOTED}"
     rf"|(?P<key>(?:(?:[\w-]++|{_QUOTED})[ \t]*+\.[ \t]*+){{{limits.CONFIG_DEPTH_MAX}}})"
@@ -159,7 +159,7 @@ def _syntax_problem(message: str, text: str, origin: str) -> Problem:
 
 # ------------------------------------------------------------------ lines of keys
 
-_BLANK = re.compile(r"(?:\s++|#[^\n]*+)*+")
+_BLANK = re.compile(r"(?:\s++|#[^\n]*+)*")
 _SPACE = re.compile(r"[ \t]*")
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 _STRING = re.compile(rf"{_LONG_QUOTED}|{_QUOTED}", re.DOTALL)

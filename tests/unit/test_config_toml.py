@@ -104,3 +104,10 @@ def test_a_key_is_spelled_in_one_printable_line(path: list[str]) -> None:
 def test_a_key_is_spelled_as_toml_writes_it() -> None:
     assert spell_key(("devices", "gpu:0", "reserve")) == 'devices."gpu:0".reserve'
     assert spell_key(("models", "a", "aliases", 1)) == "models.a.aliases[1]"
+
+
+@pytest.mark.parametrize("text", ['"""one # [1, 2]"""', "'''one # [1, 2]'''", '""" "" """""', "''' '' '''''"])
+def test_a_text_of_three_quotes_may_be_on_one_line(text: str) -> None:
+    """What stands in it is no key, and the keys behind it have their lines."""
+    lines = locate(f"[a]\nx = {text}\ny = 2\n")
+    assert lines == {("a",): 1, ("a", "x"): 2, ("a", "y"): 3}

@@ -10,6 +10,8 @@ from support.longest_pause import LAG_S_MAX, longest_pause
 from support.open_gateway import open_gateway
 from support.peer import Asked, Talk, stream_of
 from watchbill.decodable import collector_paused, has_more_values, is_decodable
+from watchbill.errors import RequestError
+from watchbill.gateway.dialects.batches.anthropic import split_requests
 from watchbill.limits import (
     JSON_DECODED_BYTES_MAX,
     JSON_DECODED_VALUES_MAX,
@@ -148,3 +150,31 @@ def test_a_long_text_is_one_value_whatever_stands_at_the_border_of_a_window(
 def test_a_text_without_an_end_has_no_values_behind_it(inside: bytes) -> None:
     """R42: it is no JSON; the decoder says where."""
     assert not has_more_values(b'["' + inside, 100)
+
+
+async def test_a_text_without_an_end_is_looked_at_once() -> None:
+    """R42, R34: not from each of the quotes that are escaped in it: 16 KB took seconds, and a megabyte would have taken
+    hours, in which no other request is served."""
+    endless = b'"' + b'\\",' * 120_000
+    looking = asyncio.to_thread(is_decodable, endless)
+    assert await longest_pause(asyncio.ensure_future(looking)) < LAG_S_MAX
+    splitting = asyncio.to_thread(_refusal_of, b'{"requests": ' + endless)
+    assert await longest_pause(asyncio.ensure_future(splitting)) < LAG_S_MAX
+    assert "a text has no end" in _refusal_of(b'{"requests": ' + endless)
+
+
+def _refusal_of(body: bytes) -> str:
+    with pytest.raises(RequestError) as refused:
+        list(split_requests(body))
+    return str(refused.value)
+
+
+@pytest.mark.parametrize("escapes", [0, 10, 999, 1_000, 1_001, 40_000])
+@pytest.mark.parametrize("escape", [b"\\n", b'\\"', b"\\\\", b"\\u00e9"])
+def test_requests_of_a_batch_are_split_whatever_their_texts_hold(escape: bytes, escapes: int) -> None:
+    """LANE-09: brackets and colons within a text are no brackets, and a long name is no other one."""
+    text = b'"' + b"]}:[{," + escape * escapes + b'"'
+    first, second = b'{"custom_id": ' + text + b"}", b'{"a": [' + text + b"]}"
+    assert list(split_requests(b'{"requests": [' + first + b", " + second + b"]}")) == [first, second]
+    with pytest.raises(RequestError):  # its name is no longer that of the text before it
+        list(split_requests(b'{"x": "requests", ' + text + b": [" + first + b"]}"))

@@ -89,6 +89,17 @@ def test_a_long_text_is_checked_as_a_short_one_is(text: bytes) -> None:
         asyncio.run(parse_large(b'{"a": "' + text + b'"}'))
 
 
+@pytest.mark.parametrize("escape", [b"\\u00e9", b"\\\\", b'\\"', b"\\ud83d\\ude00", "é".encode(), b'\\",['])
+@pytest.mark.parametrize("before", range(LONG - 14, LONG + 2))
+def test_a_text_goes_on_across_the_border_of_a_window(escape: bytes, before: int) -> None:
+    """LANE-09: whatever stands there. A pattern lost its place there on the Python of Debian 12: texts were not lifted
+    out, bodies of 4 MiB were refused, and 200 KB of quotes took minutes."""
+    body = b'{"a": "' + b"x" * before + escape * 30_000 + b'", "b": [1, "' + escape * 30_000 + b'"]}'
+    found, lifted = asyncio.run(parse_large(body))
+    assert len(msgspec.json.encode(found)) < 1_000
+    assert json.loads(passed_on(lifted, found)) == json.loads(body)
+
+
 HOSTILE = {
     "long integers": (b'{"a": [' + b",".join([b"7" * 4000] * 2000) + b"]}", RequestError),
     "one long integer": (b'{"a": ' + b"7" * 2_000_000 + b"}", RequestError),
@@ -101,6 +112,8 @@ HOSTILE = {
     "a name in disguise": (b'{"m\\u006fdel": "a", "b": "' + b"x" * 400_000 + b'"}', RequestError),
     "many long texts": (b'{"a": [' + b",".join([b'"%b"' % (b"x" * 600)] * 12_000) + b"]}", TooLarge),
     "no end": (b'{"a": "' + b"x" * 4_000_000, RequestError),
+    "no end of quotes": (b'{"a": "' + b'\\",' * 400_000, RequestError),
+    "quotes outside of texts": (b'{"a": ' + b'\\",' * 400_000, RequestError),
     "quotes alone": (b'{"a": ' + b'"' * 1_000_000, RequestError),
     "white space": (b'{"a":' + b" " * 20_000_000 + b"1}", TooLarge),
 }

@@ -18,7 +18,15 @@ from typing import cast
 
 import msgspec
 
-from watchbill.decodable import TEXT, WHOLE, count_values, end_of_run, has_long_number, json_decoder
+from watchbill.decodable import (
+    TEXT,
+    count_values,
+    end_of_run,
+    end_of_whole,
+    has_long_number,
+    json_decoder,
+    with_plain_quotes,
+)
 from watchbill.engines.connection import Outgoing
 from watchbill.errors import RequestError, TooLarge
 from watchbill.limits import (
@@ -39,7 +47,7 @@ Piece = bytes | memoryview
 #: The end of a field's name that has an escaped letter in it: it may be one that we act on, in disguise. JSON does not
 #: ask to escape a letter, so hardly any body is looked at twice; no name that we act on is longer.
 ESCAPED_NAME = re.compile(
-    rb'\\u00(?:5[fF]|6[1-9a-fA-F]|7[0-9aA])(?:[a-z_]|\\u00[567][0-9a-fA-F]){0,14}+"\s*+:'
+    rb'\\u00(?:5[fF]|6[1-9a-fA-F]|7[0-9aA])(?:[a-z_]|\\u00[567][0-9a-fA-F]){0,14}"\s*+:'
 )
 #: How a text begins, as far as JSON writes it unchanged: dialects look at the first bytes of images.
 _BEGINNING = re.compile(rb"[A-Za-z0-9+/:;,=_. -]{0,64}")
@@ -185,18 +193,18 @@ class _Walk:
 
     def take(self, window: bytes) -> int:
         """Takes what is whole in a window that begins between texts; says how much that is."""
-        found = WHOLE.match(window)
-        assert found is not None  # it matches nothing, too
-        whole, done = window[: found.end()], 0
-        for text in TEXT.finditer(whole):
+        plain = with_plain_quotes(window)
+        end, done = end_of_whole(plain), 0
+        whole, plain = window[:end], plain[:end]
+        for text in TEXT.finditer(plain):
             if text.end() - text.start() >= JSON_LIFTED_BYTES_MIN:
                 self._keep(whole[done : text.start()])
-                self._keep(self.lifted.add(_checked(text[0])))
+                self._keep(self.lifted.add(_checked(whole[text.start() : text.end()])))
                 done = text.end()
         self._keep(whole[done:])
         if ESCAPED_NAME.search(whole) is not None:
             raise RequestError("the name of a field has an escaped letter; write it plainly in a large body")
-        self._count(TEXT.sub(b'""', whole))
+        self._count(TEXT.sub(b'""', plain))
         return len(whole)
 
     def put(self, text: memoryview) -> None:

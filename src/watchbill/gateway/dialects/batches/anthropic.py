@@ -14,6 +14,7 @@ from watchbill.batches.batch import Answered, Batch, Created, Dialect, Stage
 from watchbill.batches.files import HIDDEN
 from watchbill.batches.limits import BATCH_LINE_BYTES_MAX, UPLOAD_WRITE_BYTES
 from watchbill.batches.service import Batches
+from watchbill.decodable import end_of_text
 from watchbill.errors import NotFound, RequestError, TooLarge
 from watchbill.gateway.answers import json_response
 from watchbill.gateway.body import parse_object
@@ -32,8 +33,9 @@ ENDPOINT = "/v1/messages"
 _WINDOW, _WINDOW_MS = "24h", 86_400_000
 _PAGE, _PAGE_MAX = 20, 1_000
 _CUSTOM_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
-#: A text, or what separates and nests.
-_TOKEN = re.compile(rb'"(?:[^"\\]++|\\.)*+"|[{}\[\]:]', re.DOTALL)
+#: A text, or what separates and nests. The quote alone begins a text of many escapes, or one that has no end. The group
+#: may repeat possessively: before the end of the body none of its branches fails halfway (gh-106052).
+_TOKEN = re.compile(rb'"(?:[^"\\]++|\\.){0,1000}+"|["{}\[\]:]', re.DOTALL)
 _encode = msgspec.json.Encoder().encode
 
 
@@ -185,7 +187,7 @@ def split_requests(body: bytes | bytearray) -> Iterator[bytes]:
     brackets are counted instead. Raises RequestError for a body that is not an object with one list of objects."""
     depth, start, after, inside = 0, 0, 0, (-1, -1)
     key = last = b""
-    for token in _TOKEN.finditer(body):
+    for token in _tokens(body):
         mark = token[0]
         if mark == b":":
             key = last if depth == 1 else key
@@ -215,6 +217,24 @@ def split_requests(body: bytes | bytearray) -> Iterator[bytes]:
     if inside[1] < 0:
         raise RequestError("the body must have requests: a list of objects with custom_id and params")
     check_fields(parse_object(body[: inside[0]] + body[inside[1] :]), MESSAGE_BATCH_FIELDS)
+
+
+def _tokens(body: bytes | bytearray) -> Iterator[re.Match[bytes]]:
+    """The tokens of a body. Of a text of many escapes it is the first quote alone; its end is looked for a window at a
+    time, so that other threads go on in between. Raises RequestError."""
+    at = 0
+    while at < len(body):
+        start, at = at, len(body)
+        for token in _TOKEN.finditer(body, start):
+            yield token
+            if token[0] != b'"':
+                continue
+            at = end_of_text(body, token.end()) + 1
+            if not at:
+                raise RequestError(
+                    "the body is not JSON: a text has no end, or what JSON does not allow in one"
+                )
+            break
 
 
 def _check_gap(body: bytes | bytearray, begin: int, end: int, *, is_first: bool) -> None:
