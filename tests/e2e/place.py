@@ -210,6 +210,11 @@ class Place:
         }  # fmt: skip
         self.daemons: list[Daemon] = []
 
+    def move_root(self, root: Path) -> None:
+        """The root is elsewhere, on a disk of its own; before the first daemon."""
+        self.root = root
+        self.environment["WATCHBILL_HOME"] = str(root)
+
     def run(self, *arguments: str, seconds: float = 90) -> "subprocess.CompletedProcess[str]":
         """Runs one command of the command line to its end."""
         return subprocess.run(

@@ -1,14 +1,18 @@
 """A batch over two models that do not fit together, through a daemon that is killed again and again, beside chat.
 
-Everything is seen from outside: the answers over HTTP, the loads in the journal, the waits in the headers of chat.
+Everything is seen from outside: the answers over HTTP, the waits in the headers of chat, and loads and questions in a
+ledger that the engines write.
 """
 
+import contextlib
 import json
 import random
 import signal
 import subprocess
 import sys
 import threading
+import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +20,7 @@ import pytest
 
 from e2e.place import Daemon, Place, scripted
 from support.eventually import wait_until
+from support.power_cut import Disk, loop_disk
 
 #: Two places: the permanent one has the first, so that `left` and `right` take turns in the second.
 CONFIG = '[devices.ram]\nreserve = "100MB"\nmax_resident = 2\n'
@@ -27,6 +32,8 @@ MODELS = (
 )
 BOUNDARY = "a-line-of-json-has-no-such-text"
 CHAT_PAUSE_S = 0.25
+#: Lines under way, and answers that were not yet written down, when a daemon ends.
+AGAIN_MAX = 64
 
 
 def question(number: int, model: str) -> dict[str, Any]:
@@ -91,61 +98,106 @@ class Chatting:
         self._thread.join(30)
 
 
-def loads_of(root: Path, *models: str) -> int:
-    """How often these were loaded, by the journal, which outlives every daemon."""
-    lines = [json.loads(line) for line in (root / "events.jsonl").read_text().splitlines() if line.strip()]
-    return sum(line["event"] == "loaded" and line["model"] in models for line in lines)
+ENGINE = Path(__file__).with_name("programs") / "ledger_engine.py"
+
+
+def ledgered(name: str, ledger: Path, load_s: float, rules: str = "") -> str:
+    """The table of a model whose engine writes down what it is asked."""
+    command = f"{sys.executable} {ENGINE} ${{PORT}} {name} {ledger} {load_s}"
+    return f'[models.{name}]\nengine = "process"\nmemory = "60MB"\nconcurrency = 8\ncommand = "{command}"\n{rules}\n'
+
+
+def calls_and_loads(ledger: Path) -> tuple[Counter[tuple[str, str]], int]:
+    """How often each model was asked each line, and how often the two were loaded. The journal may lose its last second
+    in a power cut, the ledger does not."""
+    told = [line.split("\t") for line in ledger.read_text().splitlines() if not line.startswith("talker")]
+    loads = sum(text == "loaded" for _, text in told)
+    return Counter((model, text) for model, text in told if text.isdecimal()), loads
+
+
+def end_of_power(place: Place, daemon: Daemon, disk: Disk) -> None:
+    """Everything that was never flushed is gone, and so are all processes."""
+    disk.shut_down()
+    daemon.signal(signal.SIGKILL)
+    daemon.wait(10)
+    wait_until(lambda: not place.leftovers(), 30)
+    disk.mount_again()
+
+
+def end_of_daemon(daemon: Daemon) -> None:
+    daemon.signal(signal.SIGKILL)
+    daemon.wait(10)
 
 
 @pytest.mark.timeout(1500)
 @pytest.mark.parametrize(
-    ("total", "kills"),
+    ("total", "kills", "cuts"),
     [
-        pytest.param(300, 3, id="300-lines-3-kills"),
-        pytest.param(10_000, 10, id="10000-lines-10-kills", marks=pytest.mark.torture),
+        pytest.param(300, 2, 0, id="300-lines-2-kills"),
+        pytest.param(300, 1, 1, id="300-lines-a-kill-and-a-power-cut"),
+        pytest.param(10_000, 10, 1, id="10000-lines-10-kills-and-a-power-cut", marks=pytest.mark.torture),
     ],
 )
 def test_every_line_is_answered_once_though_the_daemon_is_killed(
-    place: Place, total: int, kills: int
+    place: Place, tmp_path: Path, total: int, kills: int, cuts: int
 ) -> None:
-    """R57, P1, P2, P5: every line is in the output once; loads stay few; chat beside it hardly waits."""
-    place.config.write_text(CONFIG + "".join(MODELS))
-    chance = random.Random(total)
+    """R57, R1, P1, P2, P5: every line is in the output once, with its own answer; loads stay few; chat beside it hardly
+    waits; an engine is asked again only what was under way."""
+    ledger, chance = tmp_path / "ledger", random.Random(total)
+    models = (ledgered(name, ledger, 0.5) for name in ("left", "right"))
+    place.config.write_text(CONFIG + ledgered("talker", ledger, 0.1, "permanent = true") + "".join(models))
     lines = [question(number, chance.choice(("left", "right"))) for number in range(total)]
-    daemon = place.up()
-    chatting = Chatting()
-    chatting.daemon = daemon
-    try:
-        batch = submit(daemon, lines)
-        for kill in range(kills):
-            goal = total * (kill + 1) // (kills + 1)
-            wait_until(lambda goal=goal, daemon=daemon: answered(daemon, batch) >= goal, 600)
-            chatting.daemon = None
-            daemon.signal(signal.SIGKILL)
-            daemon.wait(10)
-            daemon = place.up()
-            chatting.daemon = daemon
-            assert answered(daemon, batch) >= goal  # what was told is not taken back
-        wait_until(lambda: batch_of(daemon, batch)["status"] == "completed", 600)
-    finally:
-        chatting.stop()
-    told = batch_of(daemon, batch)
-    assert told["request_counts"] == {"total": total, "completed": total, "failed": 0}
-    assert told["error_file_id"] is None
-    found = daemon.ask(f"/v1/files/{told['output_file_id']}/content")[2].splitlines()
-    answers = [json.loads(line) for line in found]
-    assert [each["custom_id"] for each in answers] == [line["custom_id"] for line in lines]
-    wanted = [line["body"]["model"] for line in lines]
-    assert [each["response"]["body"]["model"] for each in answers] == wanted
-    loads = loads_of(place.root, "left", "right")
-    print(
-        f"counts: lines={total} kills={kills} answered_once={len(answers)} loads={loads} "
-        f"chats={len(chatting.waits_ms)} longest_chat_wait_ms={max(chatting.waits_ms)} refused={len(chatting.refused)}"
-    )
-    assert loads <= 2 * (kills + 1) + 1, loads  # each life loads the model that was left, and the other one
-    assert chatting.waits_ms and not chatting.refused
-    assert max(chatting.waits_ms) < 10_000, max(chatting.waits_ms)
-    assert daemon.stop() == 0
+    ends = [False] * kills + [True] * cuts  # whether it is the power that ends
+    chance.shuffle(ends)
+    moments = sorted(chance.sample(range(total * 9 // 10), len(ends)))
+    with contextlib.ExitStack() as closing:
+        disk = closing.enter_context(loop_disk("ext4", tmp_path)) if cuts else None
+        if disk is not None:
+            place.move_root(disk.path / "root")
+            closing.callback(place.close)  # the disk is in use until then
+        daemon, chatting, before = place.up(), Chatting(), time.monotonic()
+        chatting.daemon = daemon
+        try:
+            batch = submit(daemon, lines)
+            for moment, is_power in zip(moments, ends, strict=True):
+                wait_until(lambda goal=moment, daemon=daemon: answered(daemon, batch) >= goal, 600)
+                time.sleep(chance.uniform(0, 0.3))  # the moment is the experiment
+                told, chatting.daemon = answered(daemon, batch), None
+                if is_power and disk is not None:
+                    end_of_power(place, daemon, disk)
+                else:
+                    end_of_daemon(daemon)
+                daemon = chatting.daemon = place.up()
+                assert answered(daemon, batch) >= told  # what was told is not taken back
+            wait_until(lambda: batch_of(daemon, batch)["status"] == "completed", 600)
+        finally:
+            chatting.stop()
+        seconds = time.monotonic() - before
+        told = batch_of(daemon, batch)
+        assert told["request_counts"] == {"total": total, "completed": total, "failed": 0}
+        assert told["error_file_id"] is None
+        found = daemon.ask(f"/v1/files/{told['output_file_id']}/content")[2].splitlines()
+        answers = [json.loads(line) for line in found]
+        assert [each["custom_id"] for each in answers] == [line["custom_id"] for line in lines]
+        said = [each["response"]["body"]["choices"][0]["message"]["content"] for each in answers]
+        assert said == [f"{line['body']['model']} heard {number}" for number, line in enumerate(lines)]
+        calls, loads = calls_and_loads(ledger)
+        asked_again, waits = calls.total() - total, sorted(chatting.waits_ms)
+        print(
+            f"counts: lines={total} kills={kills} power_cuts={cuts} answered_once={len(answers)} "
+            f"lines_per_s={total / seconds:.0f} loads={loads} asked_again={asked_again} chats={len(waits)} "
+            f"chat_wait_p95_ms={waits[len(waits) * 95 // 100]} longest_chat_wait_ms={waits[-1]} "
+            f"refused={len(chatting.refused)}"
+        )
+        wanted = {(line["body"]["model"], str(number)) for number, line in enumerate(lines)}
+        assert calls.keys() == wanted  # no model was asked another one's line
+        assert asked_again <= AGAIN_MAX * len(ends), asked_again
+        assert loads <= 2 * (len(ends) + 1) + 1, (
+            loads
+        )  # each life loads the model that was left, and the other one
+        assert waits and not chatting.refused
+        assert waits[-1] < 10_000, waits[-1]
+        assert daemon.stop() == 0
 
 
 @pytest.mark.timeout(120)
