@@ -73,6 +73,52 @@ def test_a_long_answer_of_a_plan_makes_way_for_a_person_and_goes_on_afterwards(
     assert not world.judge.broken
 
 
+@pytest.mark.parametrize("streamed", [True, False], ids=["streamed", "whole"])
+def test_a_person_takes_the_slot_of_an_answer_that_can_stop(
+    world_of: WorldOf, model: ModelOf, streamed: bool
+) -> None:
+    """LANE-02, RES-12: of two answers of a plan one has a grammar and runs to its end; the other one makes way."""
+    lanes = {"chat": lane("chat", WorkClass.INTERACTIVE, 120_000), "plans": PLANS_LANE}
+    world = world_of(model("work", concurrency=2), model("talk"), load_ms=500, lanes=lanes)
+    world.mute = not streamed
+    world.arrive("work", 300_000, lane="plans", indivisible=True)
+    world.run(1_000)
+    world.arrive("work", 300_000, lane="plans")
+    world.run(3_000)
+    person = world.arrive("talk", 500, lane="chat")  # a whole answer that was cut once is not cut again
+    world.leave(person)
+    world.run(30_000)
+    person = world.arrive("work", 500, lane="chat")
+    world.run(60_000)
+    assert person.started_at is not None
+    assert person.started_at - person.request.arrived_at <= BOUNDARY_MS
+    assert not world.judge.broken
+
+
+@pytest.mark.parametrize("asked_for", ["work", "talk"])
+def test_a_forecast_counts_an_answer_that_runs_to_its_end(
+    world_of: WorldOf, model: ModelOf, asked_for: str
+) -> None:
+    """LANE-08, RES-11: an answer with a grammar stops at no boundary. A person behind one was promised 2.7 s and waited
+    19.6 s."""
+    lanes = {
+        "chat": lane("chat", WorkClass.INTERACTIVE, 120_000),
+        "brief": lane("brief", WorkClass.INTERACTIVE, 8_000),
+        "plans": PLANS_LANE,
+    }
+    world = world_of(model("work"), model("talk"), load_ms=1_000, lanes=lanes, known_service_ms=20_000)
+    world.arrive("work", 20_000, lane="plans", indivisible=True)
+    world.run(3_000)
+    person = world.arrive(asked_for, 1_000, lane="chat")
+    hurried = world.arrive(asked_for, 1_000, lane="brief")
+    assert hurried.outcome == "wait_exceeded"  # it is told at once, not after eight seconds
+    world.run(60_000)
+    assert person.started_at is not None and person.forecast_ms is not None
+    kept = person.started_at - person.request.arrived_at
+    assert 0.8 <= kept / person.forecast_ms <= 1.2
+    assert not world.judge.broken
+
+
 @pytest.mark.parametrize("order", ["54321", "42135", "32514", "431", "541", "51"])
 def test_priority_decides_who_loads_though_patience_is_short(
     world_of: WorldOf, model: ModelOf, order: str

@@ -197,6 +197,31 @@ def hung_head(world_of: WorldOf, model: ModelOf, *, sibling_warm: bool, max_wait
     return world
 
 
+@pytest.mark.parametrize("max_wait_s", [8, 9, 10, 12, 16, 20, 24, 30])
+@pytest.mark.parametrize("after_ms", [1_000, 5_000], ids=["fails", "hangs"])
+def test_who_waits_for_a_head_that_never_loads_is_served_by_the_smaller_one_in_time(
+    world_of: WorldOf, model: ModelOf, max_wait_s: int, after_ms: int
+) -> None:
+    """RES-13, LANE-04: however often the head is tried meanwhile, time is left for the load of the smaller one. With
+    ten seconds of patience the first caller got 503 in the middle of the third try, with twenty where loads hang."""
+    lanes = {"chat": Lane("chat", WorkClass.INTERACTIVE, max_wait_ms=Millis(1_000 * max_wait_s))}
+    big, small = (replace(each, group="g") for each in family(model))  # not beside each other
+    world = world_of(big, small, load_ms=1_000, lanes=lanes)
+    engine = world.engines["big"]
+    engine.model = replace(engine.model, load_ms=3_600_000)
+
+    def break_off() -> None:
+        state = world.core.state.models["big"]
+        if state.stage is Stage.LOADING and world.now >= state.since + after_ms:
+            fail_load(world, "big")
+        world.at(world.now + 50, break_off)
+
+    break_off()
+    caller = world.arrive("big", 500, lane="chat")
+    world.run(60_000)
+    assert (caller.outcome, caller.served_by) == ("answered", "small")
+
+
 def test_while_the_head_is_suspect_its_sibling_in_memory_serves(world_of: WorldOf, model: ModelOf) -> None:
     """RES-13, RES-20: seen: 6 of 6 requests got 503 over 42 s with an idle sibling beside the hung head."""
     world = hung_head(world_of, model, sibling_warm=True)

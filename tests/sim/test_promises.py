@@ -88,6 +88,7 @@ class Promised(World):
         faults = Faults(jitter=(0.95, 1.05))
         super().__init__(catalog, truth, {"gpu:0": capacity}, seed=seed, faults=faults, known=known)
         self.mute = draw.random() < 0.5
+        self.indivisible = float(seed % 4 == 3)  # answers with a grammar: they stop at no boundary
         self.looped = {m.name for m in draw.sample(models, draw.choice((0, 1, 1, 2)) if count > 2 else 1)}
         for name in sorted(self.looped):
             lane = draw.choice(sorted(LANES))

@@ -3,13 +3,15 @@
 import asyncio
 import itertools
 import json
+from contextlib import suppress
 from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from support.open_gateway import CATALOG, open_gateway
+from support.eventually import eventually
+from support.open_gateway import CATALOG, RawAnswer, open_gateway
 from support.peer import Asked, chat_events, sse, stream_of
 from watchbill.catalog import Lane, WorkClass
 from watchbill.engines.base import Endpoint
@@ -191,3 +193,58 @@ async def test_an_engine_that_refuses_to_continue_is_asked_for_the_whole_answer(
         assert again.json["choices"][0]["message"]["content"] == "a whole one"
         roles = [asked.json["messages"][-1]["role"] for asked in opened.peer.asked]
         assert roles == ["user", "user"], "it is remembered, and not tried again"
+
+
+@pytest.mark.parametrize(
+    ("more", "delta"),
+    [
+        ({"response_format": {"type": "json_object"}}, {"content": "{"}),
+        ({}, {"reasoning_content": "Let me think."}),
+    ],
+    ids=["a grammar", "thoughts"],
+)
+async def test_a_person_gets_the_place_of_an_answer_that_can_be_continued(
+    more: dict[str, object], delta: dict[str, object]
+) -> None:
+    """LANE-02, RES-12: the first of two background answers runs to its end, and the scheduler knows it: the second
+    makes way. The person waited for the end of the first."""
+    batch = Lane("batch", work_class=WorkClass.BACKGROUND, queue_max=16)
+    model = replace(CATALOG.models["a"], concurrency=2)
+    catalog = replace(CATALOG, lanes={**CATALOG.lanes, "batch": batch}, models={"a": model})
+    done = asyncio.Event()
+
+    async def talk(asked: Asked, writer: asyncio.StreamWriter) -> None:
+        name = asked.json["messages"][0]["content"]
+        if name == "person":
+            await stream_of(sse(*chat_events("hello")))(asked, writer)
+            return
+        event = sse({"choices": [{"index": 0, "delta": delta}]}) if name == "long" else said("Half. ")
+        writer.write(
+            b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+        )
+        with suppress(ConnectionError):
+            while not done.is_set() and not writer.is_closing():
+                writer.write(b"%x\r\n%b\r\n" % (len(event), event))
+                await writer.drain()
+                await asyncio.sleep(0.02)
+        writer.close()
+
+    def ask(name: str, headers: dict[str, str], **more: object) -> "asyncio.Task[RawAnswer]":
+        body = {"model": "a", "messages": [{"role": "user", "content": name}], "stream": True, **more}
+        return asyncio.create_task(opened.ask("/v1/chat/completions", body, headers=headers))
+
+    def begun_ones() -> list[str]:
+        running = opened.driver._core.state.models["a"].running
+        return [name for name, each in running.items() if each.begun]
+
+    async with open_gateway(talk, catalog=catalog) as opened:
+        opened.engine.endpoint = replace(opened.peer.endpoint, continues=True)
+        others: list[asyncio.Task[RawAnswer]] = []
+        for name, extra in (("long", more), ("short", {})):
+            others.append(ask(name, {"X-Watchbill-Lane": "batch"}, **extra))
+            await eventually(lambda: len(begun_ones()) == len(others))
+        person = await asyncio.wait_for(ask("person", {}), 10)
+        assert person.status == 200 and b"hello" in person.body
+        assert not others[0].done()
+        done.set()
+        await asyncio.gather(*others)

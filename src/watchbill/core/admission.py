@@ -359,10 +359,14 @@ class Admission:
 
     def _step_down(self, model: Candidate, now: int) -> None:
         """Moves the requests for which the next try of a failing model would come too late, where another one can take
-        them."""
-        warm_at = max(now, model.retry_at) + model.load.ms
+        them; and those that would be too late for the other one if that try failed, too."""
+        tried_at = max(now, model.retry_at) + model.next_load_ms
+        others = () if model.is_set else self._state.smaller_models(model.serving)
+        below = [s for s in others if self._may_serve(s, now)]
+        other_ms = min((0.0 if s.is_at_hand else s.next_load_ms for s in below), default=0.0)
         for request_id in model.line.ids():
-            if model.line.due_of(request_id) < warm_at:
+            last_ms = other_ms + _last_moment_ms(model.line.get(request_id)) if below else 0.0
+            if model.line.due_of(request_id) < tried_at + last_ms:
                 self._move(model, request_id, now, must=False)
 
     def _hindrance(self, model: Candidate, now: int) -> "_Hindrance | None":

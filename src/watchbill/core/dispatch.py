@@ -13,6 +13,7 @@ from watchbill.core.messages import (
     Ended,
     FirstByte,
     Grant,
+    Indivisible,
     JournalEvent,
     Left,
     LetGo,
@@ -118,16 +119,16 @@ class Dispatch:
     def _could_make_way(model: ModelState) -> bool:
         if not any(s.line.counts[WorkClass.INTERACTIVE] for s in (model, *model.companion_sets)):
             return False
-        return any(r.request.work_class.makes_way for r in model.running.values())
+        return any(r.makes_way for r in model.running.values())
 
     def _make_way(self, model: ModelState, request: Request, now: int) -> None:
         """Has the work of plans and of the background make way for a person: at once before its answer begins, then at
         a boundary. It keeps its place."""
         if request.work_class is not WorkClass.INTERACTIVE or self.policy.in_order:
             return  # in strict order the older one would be granted and cut again without end
-        if model.lingering or any(running.cut is not None for running in model.running.values()):
+        lower = [r for r in model.running.values() if r.makes_way]
+        if model.lingering or any(r.is_ending for r in model.running.values()):
             return  # a slot is about to become free
-        lower = [r for r in model.running.values() if r.request.work_class.makes_way]
         for running in lower:
             if not running.begun and running.is_patient:
                 self._state.cut(running, CutKind.REQUEUE, now)
@@ -198,6 +199,12 @@ class Dispatch:
         model = self._state.home.get(event.id)
         if model and event.id in model.running:
             model.running[event.id].begun = True
+
+    def indivisible(self, event: Indivisible, now: int) -> None:
+        """Marks a run whose answer cannot be continued: a person who waits for its slot may need another one."""
+        model = self._state.home.get(event.id)
+        if model and event.id in model.running:
+            model.running[event.id].is_indivisible = True
 
     def ended(self, event: Ended, now: int) -> None:
         """Frees the slot and learns from the time it took."""

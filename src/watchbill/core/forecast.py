@@ -119,7 +119,7 @@ def _left_ms(running: Running, usual_ms: float, request: Request, now: int) -> f
     Whatever no person waits for makes way for a person at its next boundary.
     """
     left = abs(usual_ms - (now - running.since))
-    makes_way = request.work_class is WorkClass.INTERACTIVE and running.request.work_class.makes_way
+    makes_way = request.work_class is WorkClass.INTERACTIVE and running.makes_way
     return min(left, BOUNDARY_MS) if makes_way else left
 
 

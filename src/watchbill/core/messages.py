@@ -175,6 +175,12 @@ class FirstByte(Event, frozen=True):
     id: str
 
 
+class Indivisible(Event, frozen=True):
+    """The answer of a run cannot be continued: once it has begun, it stops nowhere before its end."""
+
+    id: str
+
+
 class Ended(Event, frozen=True):
     """A run is over: the engine answered well, it failed or the run was cut, or (None) it was never asked."""
 

@@ -546,8 +546,11 @@ class ModelState(CandidateState):
         for running in beside:
             usual = self.service.ms * self.batch_factor(len(self.running))
             left = max(usual, now - running.since)
-            is_person = running.request.work_class is _INTERACTIVE
-            if not (is_person and (running.begun or self.finishes_soon)):
+            if running.request.work_class is _INTERACTIVE:
+                stops_early = not running.begun and not self.finishes_soon
+            else:
+                stops_early = running.makes_way
+            if stops_early:
                 left = min(left, BOUNDARY_MS)
             longest = max(longest, left)
         return longest

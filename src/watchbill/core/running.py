@@ -26,7 +26,20 @@ class Running(Struct, gc=False):
     begun: bool = False  # the first token came, or it was cut once before it: no cut before a boundary
     deadline: int = 0  # when it must be checked: at its time limit, or when its cut should have been reported
     cut: CutKind | None = None
+    is_indivisible: bool = (
+        False  # its answer cannot be continued: once begun, it has no boundary before its end
+    )
     is_orphaned: bool = False  # its engine died or was reset: its time runs on until another engine serves it
+
+    @property
+    def makes_way(self) -> bool:
+        """Whether it lets others go first before its end: no person waits for it, and it is repeated or continued."""
+        return self.request.work_class.makes_way and not (self.begun and self.is_indivisible)
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether it was cut and is over soon."""
+        return self.cut is not None and (self.makes_way or self.cut is not CutKind.BOUNDARY)
 
     @property
     def is_patient(self) -> bool:

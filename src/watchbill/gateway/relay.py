@@ -107,6 +107,9 @@ class Relay(AbstractContextManager["Relay", None]):
     _reserving: "asyncio.Task[None] | None" = None
     _outcome: str = "cancelled"
     _is_finished: bool = False
+    _is_divisible: bool = (
+        True  # the answer of this turn may stop at a boundary, as far as the scheduler knows
+    )
 
     # ------------------------------------------------------------------ for ModelCalls
 
@@ -422,6 +425,8 @@ class Relay(AbstractContextManager["Relay", None]):
         if self.resume is not None:
             self.resume.is_far = start.tier in _CONTINUED
             outgoing = self.resume.ask(outgoing)
+            self._is_divisible = True
+            self._tell_indivisible(self.resume)
         if self.context.lifted is not None:
             outgoing = self.context.lifted.fill(outgoing)
         if self.streamed:  # a stream is generated text, whose context the engine keeps
@@ -441,6 +446,13 @@ class Relay(AbstractContextManager["Relay", None]):
                 return told
         return piece
 
+    def _tell_indivisible(self, resume: Resumption) -> None:
+        """Tells the scheduler once in a turn that the answer runs to its end: whoever waits for its place is promised
+        no earlier one."""
+        if self._is_divisible and self.streamed and not resume.is_possible:
+            self._is_divisible = False
+            self.ticket.indivisible()
+
     def _heard(self, call: Call) -> bytes | None:
         """What has come of the answer, without what belongs to the seams of a continued one."""
         resume = self.resume
@@ -448,7 +460,9 @@ class Relay(AbstractContextManager["Relay", None]):
             return call.take()
         piece: bytes | None = b""
         while not resume.broken_by and (piece := call.take()):
-            if heard := resume.hear(piece):
+            heard = resume.hear(piece)
+            self._tell_indivisible(resume)
+            if heard:
                 return heard
         if resume.broken_by:
             raise UpstreamFailed(FailureKind.TRUNCATED, resume.broken_by, received=True)

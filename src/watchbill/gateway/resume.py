@@ -62,7 +62,7 @@ class Resumption:
         self._first = b""  # the event with what an earlier daemon had, until it was passed on
         self._refused = refused  # models whose chat template was seen to refuse it; shared by all answers
         self._is_chat = True
-        self._is_possible = False
+        self.is_possible = False  # whether what there is of it could be continued, as far as is known
         self._parts: list[str] = []  # the text so far
         self._size = 0
         self._tokens = 0
@@ -89,7 +89,7 @@ class Resumption:
             self._is_chat = outgoing.path == _CHAT
             chats = outgoing.endpoint.continues and self._model not in self._refused
             begun = chats and _ends_with_caller(body) if self._is_chat else _has_text(body)
-            self._is_possible = begun and _is_plain(body)
+            self.is_possible = begun and _is_plain(body)
             if not self._take_up():
                 return outgoing
         text = "".join(self._parts)
@@ -107,7 +107,7 @@ class Resumption:
     def _take_up(self) -> bool:
         """Begins with the text of an earlier daemon. False where there is none, or it cannot be continued."""
         begun, self._begun = self._begun, None
-        if begun is None or not self._is_possible or not self._is_chat:
+        if begun is None or not self.is_possible or not self._is_chat:
             return False
         self._parts, self._size = [begun.text], len(begun.text)
         self._tokens = self._earlier = max(1, begun.tokens)
@@ -125,7 +125,7 @@ class Resumption:
 
     def hear(self, piece: bytes) -> bytes:
         """Takes bytes of the engine's stream; gives the whole events among them, as they are passed on."""
-        if not self._is_possible:
+        if not self.is_possible:
             return piece if self._events.is_between_events else self._events.rest() + piece
         whole = self._events.feed(piece)
         if not whole:
@@ -135,7 +135,7 @@ class Resumption:
         except EventTooLarge:
             if self._earlier:
                 raise
-            self._is_possible = False
+            self.is_possible = False
             return whole
         if not self._earlier:
             for place, payload in enumerate(payloads):
@@ -175,7 +175,7 @@ class Resumption:
         try:
             event = decode_fields(payload, NO_STREAM)
         except EngineFailed:
-            self._is_possible = False
+            self.is_possible = False
             return None
         if self._named is None:
             self._named = {name: event[name] for name in ("id", "created") if name in event}
@@ -189,13 +189,13 @@ class Resumption:
         delta = cast("Fields", said) if isinstance(said, dict) else {}
         self._finished = self._finished or choice.get("finish_reason") is not None
         if self._is_chat and any(value for name, value in delta.items() if name not in ("role", "content")):
-            self._is_possible = False
+            self.is_possible = False
         text = delta.get("content" if self._is_chat else "text")
         if isinstance(text, str) and text:
             self._parts.append(text)
             self._tokens += 1
             self._size += len(text)
-            self._is_possible = self._is_possible and self._size <= RESUME_TEXT_CHARS_MAX
+            self.is_possible = self.is_possible and self._size <= RESUME_TEXT_CHARS_MAX
 
     def _rewritten(self, payload: bytes) -> bytes:
         """An event of a later part, as one of the first."""
@@ -230,7 +230,7 @@ class Resumption:
     @property
     def can_go_on(self) -> bool:
         """Whether the answer could be continued from here."""
-        return self._is_possible and bool(self._parts) and not self._finished
+        return self.is_possible and bool(self._parts) and not self._finished
 
     @property
     def has_advanced(self) -> bool:

@@ -29,6 +29,7 @@ from watchbill.core.messages import (
     Ended,
     Event,
     FirstByte,
+    Indivisible,
     Left,
     LetGo,
     Parting,
@@ -200,6 +201,11 @@ class Ticket:
         if not self._sent and not self._ended:
             self._sent = True
             self.driver.feed(FirstByte(self.id))
+
+    def indivisible(self) -> None:
+        """Notes that the answer of this turn cannot be continued."""
+        if not self._ended and self.request.work_class.makes_way:
+            self.driver.feed(Indivisible(self.id))
 
     def give_back(self) -> None:
         """Returns a turn of which the caller has received nothing, or whose answer is continued: it waits again."""

@@ -79,6 +79,7 @@ class Caller:
     ended_at: float | None = None
     begun_at: float | None = None  # the first token of this turn
     was_cut: bool = False  # before its first byte
+    is_indivisible: bool = False  # one that has begun runs to its end: it cannot be continued
     retry_after_ms: float = 0.0
 
     @property

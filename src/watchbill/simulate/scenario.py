@@ -183,7 +183,7 @@ class Scenario:
         world = World(
             catalog, self.truth, capacity, seed=seed, faults=self.faults, policy=policy, known=known
         )
-        world.look_every_ms, world.streams = self.look_every_ms, self.streams
+        world.look_every_ms, world.indivisible = self.look_every_ms, float(self.streams)
         for traffic in self.traffic:
             traffic.begin(world, self.duration_ms)
         return world

@@ -75,7 +75,6 @@ class Landlord(Protocol):
 
     catalog: Catalog
     open: dict[str, Caller]
-    streams: bool
 
     def at(self, when: float, act: Callable[[], None]) -> None: ...
     def feed(self, event: m.Event) -> None: ...
@@ -223,7 +222,7 @@ class Tenants:
 
     def _must_have_yielded(self, caller: Caller) -> bool:
         since = self._paused_since
-        if since is None or self._world.streams:
+        if since is None or caller.is_indivisible:
             return False
         return self._world.now > max(since, caller.granted_at) + YIELDS_MS
 

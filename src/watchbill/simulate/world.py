@@ -74,8 +74,9 @@ class World:
         self.steps = 0
         self.observer: Callable[[World], None] | None = None  # sees the world after each step
         self.look_every_ms: float = LOOK_EVERY_MS
-        # Whether background answers are never continued: one that has begun runs to its end.
-        self.streams = False
+        # The share of answers that cannot be continued: one that has begun runs to its end. Leased ones can.
+        self.indivisible = 0.0
+        self._shapes = random.Random(f"shapes {seed}")
         self._disk_fault: str | None = None
         self.disk_full_since: float | None = None
         self.mute = False  # engines send nothing before the end of an answer: a long prompt, a short answer
@@ -156,8 +157,10 @@ class World:
         exact: bool = False,
         operator: bool = False,
         lease: str | None = None,
+        indivisible: bool = False,
     ) -> Caller:
-        """A caller sends a request, with its companions; that of a peer is under a lease."""
+        """A caller sends a request, with its companions; that of a peer is under a lease. An indivisible answer cannot
+        be continued, because a grammar, tools or its engine are in the way."""
         rules = self.catalog.lane_for(lane)
         named = self.catalog.models.get(model)
         request = m.Request(
@@ -175,6 +178,8 @@ class World:
             lease=lease,
         )
         caller = Caller(request, work_ms, then, due=self.now + request.max_wait_ms)
+        drawn = lease is None and self._shapes.random() < self.indivisible
+        caller.is_indivisible = indivisible or drawn
         self.callers[request.id] = self.open[request.id] = caller
         if not self.catalog.models.keys() >= {model, *companions}:
             self._end(
@@ -279,6 +284,8 @@ class World:
             return  # the judge has seen it; a real engine would refuse the connection
         engine.take(action.id, caller.work_ms, self.now)
         self._schedule_end(engine)
+        if caller.is_indivisible and caller.request.work_class.makes_way:
+            self.at(self.now, lambda: self.feed(m.Indivisible(action.id)))
         granted = self.now
         if not self.mute:
             first = min(FIRST_BYTE_SHARE * caller.work_ms, FIRST_BYTE_MAX_MS)
@@ -310,7 +317,7 @@ class World:
 
     def _cut(self, action: m.Cut) -> None:
         caller = self.open[action.id]
-        if action.how == "boundary" and self.streams:
+        if action.how == "boundary" and caller.is_indivisible:
             return
         if action.how == "boundary":
             granted = caller.granted_at
