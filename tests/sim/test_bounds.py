@@ -119,6 +119,27 @@ def test_a_forecast_counts_an_answer_that_runs_to_its_end(
     assert not world.judge.broken
 
 
+def test_busy_models_that_fit_beside_each_other_do_not_pass_a_lesser_one_again_and_again(
+    world_of: WorldOf, model: ModelOf
+) -> None:
+    """LANE-08: two loops keep their models busy, side by side; whoever asks for a third one of a lesser priority was
+    promised 21 s, until it had aged, and waited for 6."""
+    models = [model(name, 11, priority=number) for name, number in (("a", 3), ("b", 3), ("late", 5))]
+    lanes = {"chat": lane("chat", WorkClass.INTERACTIVE, 30_000)}
+    world = world_of(*models, load_ms=1_250, known_service_ms=800, lanes=lanes)
+    for name in "ab":
+        keep_asking(world, name, 800)
+    callers = []
+    for number in range(8):
+        world.run(80_000 + 25_000 * number)
+        callers.append(world.arrive("late", 800, lane="chat"))
+    world.run(300_000)
+    for caller in callers:
+        assert caller.started_at is not None and caller.forecast_ms is not None
+        assert 0.7 <= (caller.started_at - caller.request.arrived_at) / caller.forecast_ms <= 1.4
+    assert not world.judge.broken
+
+
 @pytest.mark.parametrize("order", ["54321", "42135", "32514", "431", "541", "51"])
 def test_priority_decides_who_loads_though_patience_is_short(
     world_of: WorldOf, model: ModelOf, order: str

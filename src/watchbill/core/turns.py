@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from watchbill.catalog import WorkClass
 from watchbill.core.candidate import AGING_STEPS
-from watchbill.core.companions import Candidate
+from watchbill.core.companions import Candidate, total_needs
 from watchbill.core.contenders import movable, share_room, uncertainty, wanting
 from watchbill.core.cover import can_cover
 from watchbill.core.hard_turns import Due, HardTurn, hard_turns
@@ -257,9 +257,10 @@ def soft_at(
 def passed_until(state: State, model: Candidate, request: Request, now: int) -> float:
     """When a request stops being passed by models that take turns before it; 0 when there are no such models.
 
-    One busy model of a better class or priority stays in memory, and its turn ends by itself. Two replace each other,
-    and each time the one that waits goes first, until the request has aged to the priority of the lesser of the best
-    two. Class does not age: behind a better one only its patience helps.
+    One busy model of a better class or priority stays in memory, and its turn ends by itself; so do several that fit
+    beside each other. Otherwise they replace each other, and each time the one that waits goes first, until the request
+    has aged to the priority of the lesser of the best two. Class does not age: behind a better one only its patience
+    helps.
     """
     busy = [
         s
@@ -274,6 +275,8 @@ def passed_until(state: State, model: Candidate, request: Request, now: int) -> 
         return 0.0
     if can_cover(state.shortage_of(model), [s for s in movable(state, model) if s not in busy]):
         return 0.0  # the room of others is enough
+    if state.ledger.fits_ever(total_needs(busy), state.permanents()):
+        return 0.0  # none of them waits while the request does
     work_class, priority = sorted((s.worth_class(now), s.spec.priority) for s in busy)[1]
     if work_class < request.work_class:
         return math.inf
