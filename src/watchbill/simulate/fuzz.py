@@ -92,6 +92,7 @@ def random_world(
     troubles = _with_hangs(random.Random(f"hangs {seed}"), FAULTS) if faults else None
     world = World(catalog, truth, capacity, seed=seed, faults=troubles, known=known)
     world.mute = seed % 5 == 0
+    world.indivisible = 0.3 if seed % 3 == 1 else 0.0
     sets = _sets(random.Random(f"sets {seed}"), models, devices)
     for model in models:
         _traffic(draw, world, model, sets)
