@@ -114,12 +114,12 @@ def test_a_spent_out_tier_takes_nothing_and_its_waiting_requests_go_on(
     )
     waiting = world.arrive("big", 500, lane="chat")
     assert waiting.served_by == "big@box"
-    world.feed(m.SiteSpent("box", is_spent=True))
+    world.feed(m.SiteClosed("box", Bar.LIMIT))
     assert waiting.served_by == "big@cloud"
-    world.feed(m.SiteSpent("cloud", is_spent=True))
+    world.feed(m.SiteClosed("cloud", Bar.LIMIT))
     refused = world.arrive("big", 500, lane="chat")
     assert refused.outcome == "never_fits"
-    world.feed(m.SiteSpent("cloud", is_spent=False))
+    world.feed(m.SiteClosed("cloud", None))
     assert world.arrive("big", 500, lane="chat").served_by == "big@cloud"
     world.run(world.now + 5_000)
     assert waiting.outcome == "answered" and not world.judge.broken

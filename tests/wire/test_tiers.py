@@ -13,13 +13,14 @@ import pytest
 from support.config_texts import SMALL_MODEL
 from support.eventually import eventually
 from support.open_gateway import GatewayClient, RawAnswer
-from support.peer import Asked, EnginePeer, chat_events, peer_listening, sse, stream_of
+from support.peer import Asked, EnginePeer, Talk, chat_events, peer_listening, sse, stream_of
 from support.running import driving, running
 from watchbill.catalog import Catalog
 from watchbill.config import parse
 from watchbill.engines import scripted_server
 from watchbill.engines.scripted import check_script
 from watchbill.processes.ports import claim_port
+from watchbill.runtime import tiers
 from watchbill.runtime.driver import Driver
 from watchbill.runtime.ticket import Submission
 from wire.engine_contract import within
@@ -232,6 +233,100 @@ async def test_a_request_that_nobody_took_costs_nothing(tmp_path: Path) -> None:
         answer = await ask(client, "far")
         assert answer.status == 502, answer.body
         await eventually(lambda: driver.status()["tiers"]["cloud"]["spent_today"] == 0)  # type: ignore[index]
+
+
+def refusing(status: int, **headers: str) -> Talk:
+    """A server that refuses every request, and repeats a part of the key that it was shown."""
+
+    async def talk(asked: Asked, writer: asyncio.StreamWriter) -> None:
+        body = json.dumps(
+            {"error": {"message": "Incorrect API key: secret-***", "type": "invalid_key"}}
+        ).encode()
+        told = "".join(f"{name.replace('_', '-')}: {value}\r\n" for name, value in headers.items())
+        head = f"HTTP/1.1 {status} X\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n{told}\r\n"
+        writer.write(head.encode() + body)
+
+    return talk
+
+
+@pytest.mark.parametrize(
+    ("status", "word"), [(401, "set key of [tiers.cloud]"), (402, "asks to be paid first")]
+)
+async def test_a_tier_that_does_not_accept_this_machine_is_closed_and_the_caller_is_not_blamed(
+    tmp_path: Path, status: int, word: str
+) -> None:
+    """SPOOL-10: a 401 of the tier came to callers as if their own key were wrong, with parts of the tier's, and cost
+    money."""
+    async with (
+        peer_listening(refusing(status)) as peer,
+        opened(tmp_path, cloud(peer)) as (client, driver),
+    ):
+        for _ in range(2):
+            answer = await ask(client, "far")
+            assert (answer.status, answer.code) == (503, "tier_closed"), answer.body
+            assert word in answer.body.decode() and b"secret" not in answer.body
+            assert "www-authenticate" not in answer.headers
+        assert len(peer.asked) == 1, "it is asked again after a minute"
+        tier = driver.status()["tiers"]["cloud"]  # type: ignore[index]
+        assert tier["closed"] and word in tier["barred"]
+        await eventually(lambda: driver.status()["tiers"]["cloud"]["spent_today"] == 0)  # type: ignore[index]
+        await driver.tiers.reconfigure(catalog(cloud(peer)))
+        assert not driver.status()["tiers"]["cloud"]["closed"]  # type: ignore[index]
+
+
+async def test_another_site_serves_what_a_tier_with_a_wrong_key_does_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SPOOL-10: the first site that can serve it, and the first one again after a while."""
+    monkeypatch.setattr(tiers, "TIER_AGAIN_MS", 300)
+    second = """
+[tiers.spare]
+kind = "external"
+enabled = true
+url = "http://127.0.0.1:{port}/v1"
+models = ["far"]
+price_in = 1.0
+price_out = 1.0
+daily = 1.0
+"""
+    async with peer_listening(refusing(401)) as first, peer_listening(HELLO) as spare:
+        text = cloud(first, second.format(port=spare.port))
+        async with opened(tmp_path, text) as (client, driver):
+            for _ in range(2):
+                answer = await ask(client, "far")
+                assert answer.status == 200, answer.body
+                assert answer.headers["x-watchbill-model"] == "far@spare"
+            await eventually(lambda: not driver.status()["tiers"]["cloud"]["closed"])  # type: ignore[index]
+            first.talk = HELLO
+            assert (await ask(client, "far")).headers["x-watchbill-model"] == "far"
+
+
+async def test_what_a_tiers_server_refuses_costs_nothing_and_its_wait_is_passed_on(tmp_path: Path) -> None:
+    """P3: a caller that comes back earlier than the server wants is refused again."""
+    async with (
+        peer_listening(refusing(429, Retry_After="17")) as peer,
+        opened(tmp_path, cloud(peer)) as (client, driver),
+    ):
+        answer = await ask(client, "far")
+        assert (answer.status, answer.headers["retry-after"]) == (429, "17"), answer.body
+        assert not driver.status()["tiers"]["cloud"]["closed"]  # type: ignore[index]
+        await eventually(lambda: driver.status()["tiers"]["cloud"]["spent_today"] == 0)  # type: ignore[index]
+
+
+async def test_an_engine_that_wants_a_key_is_no_fault_of_the_caller(tmp_path: Path) -> None:
+    """RES-20: whose key this Watchbill accepted."""
+    async with peer_listening(refusing(401)) as peer:
+        text = f"""
+[engines.far]
+driver = "remote"
+url = "http://127.0.0.1:{peer.port}"
+[models.far]
+engine = "far"
+"""
+        async with opened(tmp_path, text) as (client, _):
+            answer = await ask(client, "far")
+            assert (answer.status, answer.code) == (502, "engine_failed"), answer.body
+            assert b"secret" not in answer.body and "www-authenticate" not in answer.headers
 
 
 async def test_a_full_lane_here_is_no_reason_to_refuse_what_a_tier_can_start(tmp_path: Path) -> None:

@@ -127,9 +127,17 @@ def _running_row(model: Fields) -> list[str]:
     size, on_cards = figure(model.get("size")), figure(model.get("size_vram"))
     share = round(100 * on_cards / size) if size else 0
     where = {0: "100% CPU", 100: "100% GPU"}.get(share, f"{100 - share}%/{share}% CPU/GPU")
+    if not size:  # it is served elsewhere: nothing of it is here
+        where = "-"
     name = plain(model.get("name")).removesuffix(":latest")
     context = figure(model.get("context_length"))
-    return [name, format_bytes(size), where, str(context), _until(str(model.get("expires_at") or ""))]
+    return [
+        name,
+        format_bytes(size) if size else "-",
+        where,
+        str(context),
+        _until(str(model.get("expires_at") or "")),
+    ]
 
 
 def _until(moment: str) -> str:

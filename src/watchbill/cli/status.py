@@ -168,20 +168,22 @@ def _draw_tiers(tiers: Fields, terminal: Terminal) -> list[str]:
     lines = [terminal.mark(head, "bold")]
     for line, tier in zip(drawn, tiers.values(), strict=True):
         lines.append(line)
-        if reason := plain(fields(tier).get("reason") or ""):
+        if reason := plain(fields(tier).get("barred") or fields(tier).get("reason") or ""):
             lines += [terminal.mark(each, "dim") for each in terminal.wrapped(reason, 4)]
     return lines
 
 
+#: Of a tier with several models in several states the first of these is shown.
+_TIER_STATES = ("ready", "draining", "loading", "planned", "stopping", "quarantined", "failed")
+
+
 def _tier_row(name: str, tier: Fields) -> list[str]:
     states = {str(state) for state in fields(tier.get("models")).values()}
-    state = next(
-        (each for each in ("ready", "draining", "loading", "planned", "stopping") if each in states), "absent"
-    )
+    state = next((each for each in _TIER_STATES if each in states), "absent")
     if not tier.get("enabled"):
         state = "off"
     elif tier.get("closed"):
-        state = "spent out"
+        state = "closed"
     daily = tier.get("daily")
     spent = tier.get("spent_today")
     return [

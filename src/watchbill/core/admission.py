@@ -23,7 +23,7 @@ from watchbill.core.candidate import HeldTurn
 from watchbill.core.companions import Candidate, CompanionSet, total_needs
 from watchbill.core.crowd import Foretold
 from watchbill.core.forecast import Forecast, can_forecast
-from watchbill.core.messages import Admit, Arrived, JournalEvent, Left, Refusal, Request, SiteSpent
+from watchbill.core.messages import Admit, Arrived, JournalEvent, Left, Refusal, Request, SiteClosed
 from watchbill.core.model_state import ModelState
 from watchbill.core.policy import Policy
 from watchbill.core.reasons import InPlaceOf, RoutedTo
@@ -126,15 +126,15 @@ class Admission:
             return (request.max_wait_ms,)
         return (min(after_ms, request.max_wait_ms), request.max_wait_ms)
 
-    def site_spent(self, event: SiteSpent, now: int) -> None:
-        """Closes a tier whose daily limit is reached, or opens it again."""
-        spent = self._state.spent_out
-        if event.is_spent == (event.site in spent):
+    def site_closed(self, event: SiteClosed, now: int) -> None:
+        """Closes a tier, or opens it again."""
+        closed = self._state.closed_sites
+        if closed.get(event.site) is event.bar:
             return
-        if event.is_spent:
-            spent.add(event.site)
+        if event.bar is None:
+            del closed[event.site]
         else:
-            spent.discard(event.site)
+            closed[event.site] = event.bar
         self._state.is_still = False
 
     def _choices(self, request: Request, model: ModelState, now: int) -> Sequence[Candidate]:
@@ -374,7 +374,7 @@ class Admission:
             return _Hindrance.GONE
         if not model.is_set and model.stage not in _COMING and not self._state.can_ever_fit(model.serving):
             return _Hindrance.GONE  # a size that was not declared is known after the first load
-        if not model.is_set and model.spec.site in self._state.spent_out:
+        if not model.is_set and model.spec.site in self._state.closed_sites:
             return _Hindrance.GONE
         is_lent = model.stage is not Stage.READY and self._state.ledger.in_maintenance(model.needs)
         is_lent = is_lent or (model.stage in AWAY and self._state.lent_out(model) is not None)

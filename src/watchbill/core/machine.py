@@ -94,7 +94,7 @@ class Machine:
             m.LeaseAsked: self._leases.asked,
             m.LeaseRenewed: self._leases.renewed,
             m.LeaseEnded: self._leases.ended,
-            m.SiteSpent: self._admission.site_spent,
+            m.SiteClosed: self._admission.site_closed,
             m.TaskEnded: self.rotation.task_ended,
             m.Reconfigured: self._reconfigured,
             m.Closing: self._closing,

@@ -14,7 +14,7 @@ from enum import Enum, StrEnum
 from msgspec import Struct
 
 from watchbill.catalog import Catalog, Reach, WorkClass
-from watchbill.core.reasons import Cause, Proof, Reason
+from watchbill.core.reasons import Bar, Cause, Proof, Reason
 from watchbill.core.reasons import PlanKind as PlanKind  # noqa: PLC0414  policies of your own import it from here
 
 # ------------------------------------------------------------------ words used by scripts and metrics
@@ -392,11 +392,11 @@ class LeaseEnded(Event, frozen=True):
     id: str
 
 
-class SiteSpent(Event, frozen=True):
-    """The daily limit of a tier is reached, or no longer is."""
+class SiteClosed(Event, frozen=True):
+    """A tier takes nothing for now, or (None) requests again."""
 
     site: str
-    is_spent: bool
+    bar: Bar | None
 
 
 class TaskEnded(Event, frozen=True):

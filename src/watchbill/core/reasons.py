@@ -14,6 +14,7 @@ from watchbill.catalog import Tier
 from watchbill.units import format_bytes
 
 __all__ = [
+    "Bar",
     "BecameWarm",
     "Cause",
     "Cost",
@@ -56,6 +57,17 @@ __all__ = [
 
 
 # ------------------------------------------------------------------ words used by scripts and metrics
+
+
+class Bar(StrEnum):
+    """Why a site may not serve a request."""
+
+    HERE = "here"  # the caller wants this machine
+    PRIVATE = "private"  # private work is never sent to an external tier
+    OFF = "off"  # the tier is not enabled
+    LIMIT = "limit"  # its daily limit is reached
+    KEY = "key"  # its server does not accept the key that this machine shows
+    MONEY = "money"  # its server asks to be paid first
 
 
 class Proof(StrEnum):

@@ -7,23 +7,14 @@ starts the request in time. Nothing here chooses by itself, and nothing changes 
 """
 
 from collections.abc import Sequence
-from enum import StrEnum
 
 from watchbill.catalog import Reach, Tier
 from watchbill.core.messages import Request
 from watchbill.core.model_state import ModelState
+from watchbill.core.reasons import Bar
 from watchbill.core.state import State
 
 __all__ = ["Bar", "bar_of", "bar_text", "in_order"]
-
-
-class Bar(StrEnum):
-    """Why a site may not serve a request."""
-
-    HERE = "here"  # the caller wants this machine
-    PRIVATE = "private"  # private work is never sent to an external tier
-    OFF = "off"  # the tier is not enabled
-    LIMIT = "limit"  # its daily limit is reached
 
 
 _TEXTS = {
@@ -31,6 +22,8 @@ _TEXTS = {
     Bar.PRIVATE: "private work is never sent to an external tier",
     Bar.OFF: "it is not enabled; add enabled = true to [tiers.{site}]",
     Bar.LIMIT: "its daily limit is reached",
+    Bar.KEY: "its server does not accept our key; set key of [tiers.{site}], or the variable that it names",
+    Bar.MONEY: "its server asks to be paid first; see to the account behind key of [tiers.{site}]",
 }
 _REACHED: dict[Tier, Reach] = {
     Tier.LOCAL: Reach.HERE,
@@ -50,7 +43,7 @@ def bar_of(state: State, model: ModelState, request: Request) -> Bar | None:
     rules = state.catalog.tiers.get(spec.site)
     if rules is not None and not rules.enabled:
         return Bar.OFF
-    return Bar.LIMIT if spec.site in state.spent_out else None
+    return state.closed_sites.get(spec.site)
 
 
 def bar_text(bar: Bar, site: str) -> str:

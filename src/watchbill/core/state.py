@@ -34,7 +34,7 @@ from watchbill.core.messages import (
     Request,
 )
 from watchbill.core.model_state import ModelState
-from watchbill.core.reasons import Reason
+from watchbill.core.reasons import Bar, Reason
 from watchbill.core.resources import Needs, Places, Resource, in_order, needs_of, shortage
 from watchbill.core.running import CUT_LIMIT_MS, Running
 from watchbill.core.stages import AWAY, Stage
@@ -80,7 +80,7 @@ class State:
         self.leases: dict[str, Lease] = {}  # of peers; kept by `leases`
         self.leases_held_back = False  # somebody works here: no leased request starts
         self.person_at = NEVER  # the last interactive work of this machine
-        self.spent_out: set[str] = set()  # tiers whose daily limit is reached
+        self.closed_sites: dict[str, Bar] = {}  # tiers that take nothing now
         self.silent: dict[str, str] = {}  # engine -> why the program behind it cannot be asked
         self._sums = _Sums()
         # The highest attempt of a forgotten model: a late answer of its process matches no new one.

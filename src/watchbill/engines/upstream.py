@@ -53,6 +53,8 @@ __all__ = [
 
 #: What an answer may say that is not compressed.
 _UNCOMPRESSED = frozenset({b"", b"identity"})
+#: Digits of a wait in seconds that is believed.
+_RETRY_DIGITS_MAX = 6
 _IS_JSON = b"Content-Type: application/json\r\n"
 _DEFAULT_PORTS = {False: 80, True: 443}  # by whether it is TLS
 
@@ -166,6 +168,12 @@ class Call:
             )
         self.content_type = _media_type(headers.get(b"content-type", b""))
         return connection.status
+
+    @property
+    def retry_after_ms(self) -> int | None:
+        """When the engine wants to be asked again, if it says so in seconds."""
+        told = b"" if self._connection is None else self._connection.headers.get(b"retry-after", b"")
+        return int(told) * 1000 if told.isdigit() and len(told) < _RETRY_DIGITS_MAX else None
 
     def _send_at_once(self) -> None:
         """Sends the request if there is a kept connection; else `news` opens one."""

@@ -59,6 +59,8 @@ _TOO_LONG_WORDS = re.compile(
 )
 _TOO_LONG_SENTENCES = ("Input tokens exceed the configured limit", "this model's maximum context length is")
 _FIGURES = re.compile(r"\b\d{1,9}(?= tokens)|(?<=is )\d{1,9}\b|(?<=size: )\d{1,9}\b")
+#: What an engine says of the machine that asks it. The caller's own key was accepted here: it is nothing to mend there.
+_OURS = {401: "the server of this model does not accept the key of this Watchbill", 402: "", 407: ""}
 #: Statuses after which a client may try again by itself.
 _RETRYABLE = frozenset({429, 503, 507})
 
@@ -87,8 +89,8 @@ class EngineRefused(EngineFailed):
         super().__init__(message)
         # An engine's 5xx is ours to answer for: 502 says that the gateway is well and the engine is not.
         self.said = said_by(status)
-        self.answered = 502 if self.said is Said.FAILED else status
-        self.kind = kind
+        self.answered = 502 if self.said is Said.FAILED or status in _OURS else status
+        self.kind = None if status in _OURS else kind
         self.param = param
         self.too_long = too_long
 
@@ -116,6 +118,7 @@ def engine_error(status: int, answer: object) -> EngineRefused:
     kept = kind if isinstance(kind, str) else None
     if status == 500 and any(fault in message for fault in _CALLERS_FAULTS):
         status, kept = 400, "invalid_request_error"
+    message = _OURS.get(status) or message  # what it says of a wrong key may have parts of the key in it
     long = _too_long(fields, message) if status < 500 else None
     return EngineRefused(status, message, kind=kept, param=fields.get("param"), too_long=long)
 

@@ -32,7 +32,7 @@ class Charge:
         self._began = time.monotonic()
         self.tokens = TokenCount(_nothing, prompt)
         self.estimate = 0.0 if reserved is None else reserved.amount
-        self.is_unsent = False  # nobody was there to take the request
+        self.is_free = False  # nobody was there to take the request, or its server refused it
 
     def end(self, request: str) -> float:
         """The turn is over. Returns an estimate of what it cost."""
@@ -40,7 +40,7 @@ class Charge:
         if self._reserved is None:
             took_ms = (time.monotonic() - self._began) * 1000
             return rules.price_hour * took_ms / _HOUR_MS
-        prompt, answer = (0, 0) if self.is_unsent else (tokens.prompt, tokens.answer)
+        prompt, answer = (0, 0) if self.is_free else (tokens.prompt, tokens.answer)
         amount = rules.cost_of(prompt, answer)
         cost = Cost(rules.name, rules.kind, amount, prompt, answer)
         self._tiers.settle(self._reserved, cost, self._start.model, request)
@@ -52,6 +52,10 @@ class Charging:
 
     def __init__(self, tiers: Tiers) -> None:
         self._tiers = tiers
+
+    def is_refused(self, start: Start, status: int) -> bool:
+        """Whether a tier's server refuses this machine and not the request; then the tier is closed by now."""
+        return self._tiers.is_refused(start.site or "", status)
 
     async def begin(self, start: Start, context: RequestContext) -> Charge | None:
         """Reserves what the request may cost. None: the tier is spent out, and the core knows. Raises TierClosed."""

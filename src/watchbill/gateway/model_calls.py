@@ -380,6 +380,7 @@ def _pass_on(relay: Relay, answer: bytes) -> Whole:
         raise EngineFailed(f"the engine answered {relay.status}{hint}")
     answer = answer[:ERROR_BYTES_MAX]
     error = engine_error(relay.status, _said_in(answer))
+    error.retry_after_ms = relay.retry_after_ms
     relay.finish(ok=verdict(error))
     raise error
 

@@ -105,6 +105,7 @@ class Relay(AbstractContextManager["Relay", None]):
     _failed_attempt: int | None = None
     _charge: Charge | None = None  # of this turn, where it costs money
     _reserving: "asyncio.Task[None] | None" = None
+    _retry_after_ms: int | None = None
     _outcome: str = "cancelled"
     _is_finished: bool = False
     _is_divisible: bool = (
@@ -117,6 +118,11 @@ class Relay(AbstractContextManager["Relay", None]):
     def content_type(self) -> str:
         """The answer's media type."""
         return self._call.content_type if self._call is not None else ""
+
+    @property
+    def retry_after_ms(self) -> int | None:
+        """When the engine wants to be asked again."""
+        return self._retry_after_ms
 
     @property
     def outcome(self) -> str:
@@ -349,6 +355,16 @@ class Relay(AbstractContextManager["Relay", None]):
                 status = self.status = call.poll()
                 if status == NoLease.status:
                     self._check_lease()
+                if (
+                    status >= 400
+                ):  # read now: the connection may serve another request when the answer has ended
+                    self._retry_after_ms = call.retry_after_ms
+                if (
+                    self._charge is not None
+                    and said_by(status) is not Said.ANSWERED
+                    and self._is_refused(status)
+                ):
+                    return self._poll()
                 if self.unknown is not None and said_by(status) is Said.LACKS and self.unknown():
                     call.abort()
                     self._call, self.status = None, 0
@@ -366,6 +382,16 @@ class Relay(AbstractContextManager["Relay", None]):
         """A peer that does not know the lease has forgotten it: the request goes back, and a new one is asked for."""
         if self._start is not None and self._start.tier is Tier.PEER:
             raise UpstreamFailed(FailureKind.CLOSED, "the peer does not know the lease any more")
+
+    def _is_refused(self, status: int) -> bool:
+        """Whether a tier's server refuses this machine itself: the request goes to another site, or is told so. What a
+        server refuses costs nothing."""
+        assert self._charge is not None and self._start is not None and self.charging is not None
+        self._charge.is_free = True
+        if not self.charging.is_refused(self._start, status):
+            return False
+        self._return_turn()
+        return True
 
     def _changed(self) -> Awaitable[object]:
         """Waits for the turn, or for more of the answer."""
@@ -488,7 +514,7 @@ class Relay(AbstractContextManager["Relay", None]):
         """Returns the turn to the scheduler if the request may be repeated, else raises what went wrong."""
         assert self._start is not None
         if self._charge is not None:
-            self._charge.is_unsent = error.kind is FailureKind.CONNECT
+            self._charge.is_free = error.kind is FailureKind.CONNECT
         cut = self.ticket.cut
         # An engine that was gone before it was asked has failed nobody: the turn just goes back.
         was_unused = cut is CutKind.ENGINE_FAILED and self._call is None

@@ -69,6 +69,8 @@ CARDS_FOUND_S_MAX = 10.0
 
 # ------------------------------------------------------------------ spending
 
+#: A tier whose server does not accept this machine is asked again after this.
+TIER_AGAIN_MS = 60_000
 #: Time that a burst tier runs is charged this often.
 TIER_CHARGE_MS = 10_000
 #: Days whose spending stays on disk, and the largest file that is read of one.

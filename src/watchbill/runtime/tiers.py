@@ -3,7 +3,8 @@
 The core routes requests to tiers and knows of money only whether a tier is spent out. This keeps the figures: it
 reserves what a request may cost, settles what it did cost, charges the time that a burst tier runs, and tells the core
 when a daily limit is reached and when it no longer is. The first request that does not fit into the rest of the day
-closes a tier, until a reservation turns out smaller, the day ends or the limit is raised.
+closes a tier, until a reservation turns out smaller, the day ends or the limit is raised. A server that does not accept
+this machine's key closes its tier for a minute.
 """
 
 import asyncio
@@ -11,13 +12,17 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 
 from watchbill.catalog import Catalog, Tier, TierRules
-from watchbill.core.messages import Alert, AlertKind, Event, JournalEvent, Note, SiteSpent
-from watchbill.core.reasons import Cost
+from watchbill.core.messages import Alert, AlertKind, Event, JournalEvent, Note, SiteClosed
+from watchbill.core.reasons import Bar, Cost
+from watchbill.core.routing import bar_text
 from watchbill.errors import TierClosed
-from watchbill.runtime.limits import TIER_CHARGE_MS
+from watchbill.runtime.limits import TIER_AGAIN_MS, TIER_CHARGE_MS
 from watchbill.runtime.spending import Reserved, Spending
 
 __all__ = ["Tiers"]
+
+#: What a server says of the machine that asks, whoever its caller is: nothing that a caller could mend.
+_REFUSALS = {401: Bar.KEY, 402: Bar.MONEY}
 
 
 class Tiers:
@@ -38,6 +43,9 @@ class Tiers:
         self._spending = spending
         self._feed, self._note, self._alert, self._count, self._running = feed, note, alert, count, running
         self._lacking: dict[str, float] = {}  # closed tiers -> the amount that did not fit
+        self._refused: dict[
+            str, tuple[Bar, float]
+        ] = {}  # tiers whose server refuses us -> why, and until when
         self._charged_at: dict[str, float] = {}  # running burst tiers -> until when they are charged
         self._task: asyncio.Task[None] | None = None
 
@@ -57,6 +65,9 @@ class Tiers:
         if self._task is None and self._rules:
             await self._begin()
         elif self._task is not None:
+            for site in list(self._refused):  # its key may be another one now
+                del self._refused[site]
+                self._tell(site)
             self._review()
 
     async def close(self) -> None:
@@ -94,6 +105,22 @@ class Tiers:
             raise TierClosed(
                 f"what the tier {site} costs cannot be written down: {error.strerror}"
             ) from error
+
+    def is_refused(self, site: str, status: int) -> bool:
+        """Whether the status of a tier's answer is about this machine and not about the request: the tier is closed for
+        a while, and the core knows."""
+        bar = _REFUSALS.get(status)
+        if bar is None or site not in self._rules or self._task is None:
+            return False
+        if site not in self._refused:
+            told = (
+                f"the tier {site} is closed for {TIER_AGAIN_MS // 1000} s: {bar_text(bar, site)} ({status})"
+            )
+            self._alert(Alert(AlertKind.TIER, told))
+        self._refused[site] = bar, time.monotonic() + TIER_AGAIN_MS / 1000
+        asyncio.get_running_loop().call_later(TIER_AGAIN_MS / 1000, self._review)
+        self._tell(site)
+        return True
 
     def settle(self, reserved: Reserved, cost: Cost, model: str, request: str) -> None:
         """Counts what an answer did cost."""
@@ -135,7 +162,7 @@ class Tiers:
                 AlertKind.TIER, f"the tier {rules.name} has cost {spent} today and is closed until tomorrow"
             )
         )
-        self._feed(SiteSpent(rules.name, is_spent=True))
+        self._tell(rules.name)
 
     def _review(self) -> None:
         """Closes tiers whose limit is reached, and opens those that have room again."""
@@ -148,7 +175,18 @@ class Tiers:
             if rules is None or rules.daily is None or self._has_room(rules):
                 del self._lacking[site]
                 self._note(Note(JournalEvent.UNSPENT, f"the tier {site} is open again"))
-                self._feed(SiteSpent(site, is_spent=False))
+                self._tell(site)
+        now = time.monotonic()
+        for site, (_, until) in list(self._refused.items()):
+            if site not in self._rules or now >= until:
+                del self._refused[site]
+                self._tell(site)
+
+    def _tell(self, site: str) -> None:
+        """Tells the core whether a tier takes requests."""
+        why = self._refused.get(site)
+        bar = Bar.LIMIT if site in self._lacking else None if why is None else why[0]
+        self._feed(SiteClosed(site, bar))
 
     def _has_room(self, rules: TierRules) -> bool:
         spent, daily = self._spending.spent(rules.name), rules.daily or 0.0
@@ -156,13 +194,21 @@ class Tiers:
 
     # ------------------------------------------------------------------ what people see
 
+    def _barred(self, site: str) -> str | None:
+        """Why a tier is closed, in words."""
+        bar = (
+            Bar.LIMIT if site in self._lacking else self._refused[site][0] if site in self._refused else None
+        )
+        return None if bar is None else bar_text(bar, site)
+
     def view(self) -> dict[str, dict[str, object]]:
         """Each tier: what it is, whether it takes requests, and what it cost today."""
         return {
             site: {
                 "tier": rules.kind.value,
                 "enabled": rules.enabled,
-                "closed": site in self._lacking,
+                "closed": site in self._lacking or site in self._refused,
+                "barred": self._barred(site),
                 "spent_today": round(self._spending.spent(site), 6),
                 "daily": rules.daily,
             }

@@ -23,7 +23,8 @@ from watchbill.catalog import (
     TierRules,
     WorkClass,
 )
-from watchbill.core.messages import EvictAsked, Footprint, Knowledge, SiteSpent
+from watchbill.core.messages import EvictAsked, Footprint, Knowledge, SiteClosed
+from watchbill.core.reasons import Bar
 from watchbill.simulate.borrowers import schedule_loans
 from watchbill.simulate.engine import TrueModel
 from watchbill.simulate.reloads import schedule_reloads
@@ -251,9 +252,9 @@ def _spend(draw: random.Random, world: World, copies: list[Model]) -> None:
     for site in _tiers(copies):
         for _ in range(draw.randint(0, 3)):
             begins = draw.uniform(0, TROUBLE_MS)
-            world.at(begins, partial(world.feed, SiteSpent(site, is_spent=True)))
+            world.at(begins, partial(world.feed, SiteClosed(site, Bar.LIMIT)))
             ends = begins + draw.uniform(0, TROUBLE_MS)
-            world.at(ends, partial(world.feed, SiteSpent(site, is_spent=False)))
+            world.at(ends, partial(world.feed, SiteClosed(site, None)))
 
 
 def _sleepers(draw: random.Random, models: list[Model]) -> list[Model]:
