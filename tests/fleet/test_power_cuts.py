@@ -26,7 +26,9 @@ from support.power_cut import Disk, loop_disk
 from watchbill.files import uncached
 from watchbill.files.atomic import is_left_draft
 from watchbill.files.checked_log import whole_lines
+from watchbill.fleet import limits
 from watchbill.fleet.agent.concluding import conclude
+from watchbill.fleet.agent.ground import FolderGround
 from watchbill.fleet.agent.questions import Question
 from watchbill.fleet.agent.work import Finished, Prepared, Setting
 from watchbill.fleet.folder import places
@@ -187,6 +189,44 @@ def test_an_answer_that_an_agent_is_about_to_report_survives_a_power_cut(disk: D
         child.kill()
     disk.mount_again()
     assert (folder / "tasks" / "say" / "a1" / "stdout").read_bytes() == b"words"
+
+
+MANY = [f"many/{number}.txt" for number in range(2 * limits.PRODUCED_FILES_SYNCED_MAX)]
+PRODUCED = {
+    "out/deep/a.txt": ["out/deep/a.txt"], "out/*.txt": ["out/a.txt", "out/b.txt"], "out": ["out/deep/a.txt"],
+    "many/*": MANY,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("made", "wanted"), PRODUCED.items(), ids=PRODUCED)
+def test_what_a_complete_task_produced_survives_a_power_cut(disk: Disk, made: str, wanted: list[str]) -> None:
+    """FLEET-09, PLAN-02: the report is durable, and so are the files that the task was run for. They were not."""
+    root = disk.path / "shared"
+    prepare(root)
+    folder = root / "plans" / "p"
+    folder.mkdir(parents=True, exist_ok=True)
+    os.sync()
+    slip = Slip("make", "b", "p", 1, 1, 0, (), {}, (), Work(produces=(made,)))
+
+    def work(say: Say) -> None:
+        ground = FolderGround(root)
+        for path in wanted:
+            (folder / path).parent.mkdir(parents=True, exist_ok=True)
+            (folder / path).write_text(path)
+        ground.store("name", slip, (made,))
+        while ground.send("name", slip, durable=False) is None:
+            pass
+        say("sent")
+        signal.pause()
+
+    child = Child(work)
+    try:
+        assert child.first() == "sent"
+        disk.shut_down()
+    finally:
+        child.kill()
+    disk.mount_again()
+    assert [path for path in wanted if (folder / path).read_text() != path] == []
 
 
 @pytest.mark.torture

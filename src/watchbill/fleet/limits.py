@@ -190,5 +190,7 @@ MIRROR_FILE_BYTES_MAX = 64 * 2**30
 MIRROR_UNNAMED_BYTES_MAX = 64 * 2**20
 #: How long an agent carries files before it looks at its signals and shows its heartbeat again.
 MIRROR_TURN_MS = 2_000
+#: Of what a task produces so many files are synced one by one; more are left to a sync of their file system.
+PRODUCED_FILES_SYNCED_MAX = 64
 #: Batches without a running task whose files an agent keeps.
 MIRROR_BATCHES_KEPT = 4

@@ -7,6 +7,7 @@ whether the files of a task have to be carried before it starts and after it has
 import errno
 import os
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -14,6 +15,7 @@ from watchbill.errors import OursError
 from watchbill.files.atomic import make_folder, open_folder, put_file
 from watchbill.files.watch import Watch
 from watchbill.fleet import limits
+from watchbill.fleet.agent.produced import Storing
 from watchbill.fleet.door.arrivals import Arrivals, Heard
 from watchbill.fleet.door.caller import BrokerSession
 from watchbill.fleet.door.disk import DoorDisk
@@ -64,6 +66,10 @@ class Ground(Protocol):
         """Which files a task did not get, in words."""
         ...
 
+    def store(self, name: str, slip: Slip, produced: Sequence[str]) -> None:
+        """Begin to put what a task produced on stable storage; `send` waits for the end of it."""
+        ...
+
     def send(self, name: str, slip: Slip, *, durable: bool) -> list[str] | None:
         """Have what a task left behind there, and return what could not be stored. None: call again.
 
@@ -80,7 +86,7 @@ class Ground(Protocol):
 
 
 class FolderGround:
-    """The shared folder, mounted here: nothing has to be carried."""
+    """The shared folder, mounted here: nothing has to be carried, and what a task produces has to be synced."""
 
     def __init__(self, root: Path) -> None:
         """Raises OursError for a folder that is no fleet."""
@@ -88,6 +94,7 @@ class FolderGround:
         self.root, self.told_root = root, str(root)
         self.mount = places.probe(root)
         self.disk: Disk = FolderDisk(root, filled=not self.mount.is_network)
+        self._storing: dict[str, Storing] = {}  # by the name of the slip
 
     def identify(self) -> tuple[str, object]:
         try:
@@ -111,14 +118,24 @@ class FolderGround:
     def left_out(self, name: str) -> str:
         return ""
 
+    def store(self, name: str, slip: Slip, produced: Sequence[str]) -> None:
+        if produced:
+            self._storing[name] = Storing(produced, self.root / "plans" / slip.plan, self.root)
+
     def send(self, name: str, slip: Slip, *, durable: bool) -> list[str] | None:
-        return []
+        storing = self._storing.get(name)
+        if storing is None:
+            return []
+        failed = storing.wait(limits.MIRROR_TURN_MS / 1000)
+        if failed is not None:
+            self.forget(name)
+        return failed
 
     def show(self, name: str, path: Path) -> None:
         pass
 
     def forget(self, name: str) -> None:
-        pass
+        self._storing.pop(name, None)
 
 
 class MirrorGround:
@@ -155,6 +172,9 @@ class MirrorGround:
 
     def left_out(self, name: str) -> str:
         return self._mirror.left_out(name)
+
+    def store(self, name: str, slip: Slip, produced: Sequence[str]) -> None:
+        """Nothing to do: all that the task left in its batch is carried, and synced there."""
 
     def send(self, name: str, slip: Slip, *, durable: bool) -> list[str] | None:
         if not slip.batch:
