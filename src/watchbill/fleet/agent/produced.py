@@ -7,18 +7,18 @@ files of a task have a thread of their own, and whoever asks waits for a turn at
 
 import contextlib
 import errno
+import glob
 import itertools
 import os
 import stat
 import threading
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from watchbill.files.atomic import fsync_folder, open_folder, sync_data, sync_filesystem
 from watchbill.fleet import limits
-from watchbill.fleet.agent.work import matches
 
-__all__ = ["Storing", "put_on_disk"]
+__all__ = ["Storing", "matches", "put_on_disk"]
 
 #: A file system that cannot sync this: there is nothing more to be done for it.
 _CANNOT = frozenset({errno.EINVAL, errno.ENOTSUP, errno.EROFS})
@@ -63,6 +63,15 @@ def put_on_disk(patterns: Iterable[str], folder: Path, root: Path) -> None:
         for each in {os.stat(each).st_dev: each for each in folders}.values():
             with contextlib.suppress(PermissionError), open_folder(each) as opened:
                 sync_filesystem(opened)
+
+
+def matches(pattern: str, folder: Path) -> Iterator[str]:
+    """What a path that may be a pattern names."""
+    whole = os.path.join(glob.escape(str(folder)), pattern)
+    try:
+        yield from glob.iglob(whole, recursive=True, include_hidden=True)
+    except ValueError:  # no name of a file: a NUL character, half of a surrogate pair
+        return
 
 
 def _is_folder_once_synced(path: str) -> bool:

@@ -9,16 +9,15 @@ thread.
 
 import errno
 import functools
-import glob
 import itertools
 import os
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 
 from watchbill.files.atomic import make_folder, open_folder, put_file
 from watchbill.fleet import limits
+from watchbill.fleet.agent.produced import matches
 from watchbill.fleet.agent.questions import Question
 from watchbill.fleet.folder import places
 from watchbill.fleet.folder.slips import Slip
@@ -28,7 +27,7 @@ from watchbill.plans.task import MetaCommand, Sandbox, TaskClass
 from watchbill.processes.crew import Ended, Job
 
 __all__ = [
-    "ON_GPU", "Fate", "Finished", "Prepared", "Setting", "attempt_folder", "hide_so_far", "is_there", "matches",
+    "ON_GPU", "Fate", "Finished", "Prepared", "Setting", "attempt_folder", "hide_so_far", "is_there",
     "passing_folder", "paths_of", "result_path", "show_so_far", "so_far_path", "touched",
 ]  # fmt: skip
 
@@ -114,15 +113,6 @@ def passing_folder(setting: Setting, job: str) -> str:
 def is_there(pattern: str, folder: Path) -> bool:
     """Whether a path that may be a pattern names anything; one that is relative lies in the plan's folder."""
     return next(matches(pattern, folder), None) is not None
-
-
-def matches(pattern: str, folder: Path) -> Iterator[str]:
-    """What a path that may be a pattern names."""
-    whole = os.path.join(glob.escape(str(folder)), pattern)
-    try:
-        yield from glob.iglob(whole, recursive=True, include_hidden=True)
-    except ValueError:  # no name of a file: a NUL character, half of a surrogate pair
-        return
 
 
 # ------------------------------------------------------------------ while it runs
