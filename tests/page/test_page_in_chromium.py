@@ -504,6 +504,62 @@ def test_foreign_pages_load_nothing_and_an_engines_page_runs_nothing(
             place.close()
 
 
+TAKE = "import('/page/live.js').then(({live}) => { live.take({now: live.now(), set: {}, %s}) })"
+
+
+def test_a_line_of_the_journal_is_shown_though_nothing_else_changed(page: Page) -> None:
+    """Issue 19: a refusal changes no table; its line waited for something else to happen."""
+    view(page, "journal")
+    page.until("document.querySelectorAll('.journal li').length > 1")
+    line = {
+        "t": "2026-01-02T03:04:05.678Z",
+        "event": "refuse",
+        "model": None,
+        "device": None,
+        "reason": "alone",
+    }
+    lines = json.dumps([line | {"ms": None, "bytes": None, "request": None}])
+    page.value(TAKE % f"journal: {lines}, missed: 0")
+    page.until("document.querySelector('.journal li .said').textContent === 'alone'", 1)
+    many = json.dumps([{**json.loads(lines)[0], "reason": f"line {number}"} for number in range(100)])
+    for _ in range(3):
+        page.value(TAKE % f"journal: {many}, missed: 400")
+    page.until_text("470 lines came too fast to be shown", "#journal")
+    assert page.value("document.querySelector('.journal li .said').textContent") == "line 99"
+    assert page.value("document.querySelectorAll('.journal li').length") <= 60
+
+
+def test_rows_that_cannot_be_seen_are_left_alone_until_they_can(chromium: Browser, tmp_path: Path) -> None:
+    """Issue 19: with 100 models only those on the screen change at once; one that is scrolled shows the rest."""
+    place = Place(tmp_path, "\n".join(scripted(f"m{number:02d}") for number in range(60)))
+    try:
+        page = chromium.open(f"{place.up().url}/", height=700)
+        live(page)
+        page.until("document.querySelectorAll('.model').length === 60")
+        changed = (
+            "import('/page/live.js').then(({live}) => { const models = {};"
+            " for (const [name, row] of live.table('models')) models[name] = {...row, queued: %d};"
+            " live.take({now: live.now(), set: {models}}) })"
+        )
+        load = "[...document.querySelectorAll('.model .load')].at(%d).textContent"
+        deadline = 20
+        while True:  # now and then all rows are changed: not in the moment that is looked at
+            page.value(changed % deadline)
+            page.until(f"{load % 0} === '{deadline} waiting'")
+            if page.value(load % -1) != f"{deadline} waiting":
+                break
+            deadline -= 1
+            assert deadline, "every row is changed each time"
+        page.value("document.querySelector('.model:last-child').scrollIntoView({behavior: 'instant'})")
+        page.until(f"{load % -1} === '{deadline} waiting'", 1)
+        page.value("scrollTo({top: 0, behavior: 'instant'})")
+        page.value(changed % 99)
+        page.until(f"{load % -1} === '99 waiting'")  # a search in the page and a screen reader find it, too
+        page.close()
+    finally:
+        place.close()
+
+
 def test_a_page_that_knows_nothing_claims_nothing(chromium: Browser, daemon: Daemon) -> None:
     """Issue 19: before the first picture it does not say that there are no models and that nobody waits."""
     page = chromium.open("about:blank#")

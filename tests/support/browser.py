@@ -37,7 +37,8 @@ class Browser:
     """The process, and the messages to and from it."""
 
     def __init__(self, process: "subprocess.Popen[bytes]", write_fd: int, read_fd: int) -> None:
-        self._process, self._write_fd, self._read_fd = process, write_fd, read_fd
+        self.pid = process.pid
+        self._write_fd, self._read_fd = write_fd, read_fd
         self._numbers, self._rest = 0, b""
         self._answers: dict[int, dict[str, Any]] = {}
         self.pages: dict[str, Page] = {}

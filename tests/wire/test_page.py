@@ -3,9 +3,11 @@
 import asyncio
 import json
 import re
+import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from itertools import pairwise
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -16,8 +18,14 @@ from support.eventually import eventually
 from support.open_gateway import CATALOG, MIB, OpenGateway, open_gateway
 from watchbill.catalog import ApiKey, FleetRules, Lane, Model, Server, SpoolRules
 from watchbill.core.messages import JournalEvent, Note
-from watchbill.gateway.limits import LIVE_LINES_MAX, LIVE_MESSAGES_WAITING_MAX, LIVE_REQUESTS_MAX
+from watchbill.gateway.limits import (
+    LIVE_BUSY_EVERY_MS,
+    LIVE_LINES_MAX,
+    LIVE_MESSAGES_WAITING_MAX,
+    LIVE_REQUESTS_MAX,
+)
 from watchbill.gateway.page.files import ASSETS
+from watchbill.gateway.page.live import LiveApi
 from watchbill.journal import json_line
 from watchbill.runtime.history import Wanted, find_lines
 from watchbill.runtime.ticket import Submission
@@ -175,6 +183,43 @@ async def test_a_picture_is_bounded_however_many_wait_and_however_much_happens()
         assert seen.missed >= 900 - LIVE_LINES_MAX
         for ticket in tickets:
             ticket.close()
+
+
+async def test_where_much_changes_a_picture_comes_less_often_and_within_a_second() -> None:
+    """Issue 19: a browser without a graphics card has work with a long message; a short one comes twice a second."""
+    async with open_gateway(catalog=PATIENT) as opened:
+        opened.engine.gate.clear()
+        seen = await watch(opened)
+        await seen.next()
+        calm = [(await seen.next())["now"] for _ in range(3)]
+        tickets = [opened.driver.submit(Submission("a")) for _ in range(200)]
+        await seen.until(lambda each: each.tables["facts"]["daemon"]["open"] == 200)
+        busy = []
+        for _ in range(3):
+            for line in range(200):
+                opened.driver.actions[Note](Note(JournalEvent.REFUSE, f"line {line} " + "x" * 200, "a"))
+            busy.append((await seen.next())["now"])
+        assert min(b - a for a, b in pairwise(calm)) < LIVE_BUSY_EVERY_MS
+        assert LIVE_BUSY_EVERY_MS < 1_000 and min(b - a for a, b in pairwise(busy)) >= LIVE_BUSY_EVERY_MS - 5
+        for ticket in tickets:
+            ticket.close()
+
+
+async def test_the_pace_of_pictures_goes_by_the_time_of_a_core_and_not_by_the_clock(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Issue 19: engines that use every core made the page stand still for seconds: the wait for a core counted."""
+    sections = LiveApi._sections
+
+    def slowly(self: LiveApi, picture: Any) -> Any:
+        time.sleep(0.06)  # as if another program had the core
+        return sections(self, picture)
+
+    monkeypatch.setattr(LiveApi, "_sections", slowly)
+    async with open_gateway() as opened:
+        seen = await watch(opened)
+        times = [(await seen.next())["now"] for _ in range(4)]
+        assert min(b - a for a, b in pairwise(times)) < 1_000
 
 
 async def test_one_who_does_not_read_gets_a_whole_picture_again(opened: OpenGateway) -> None:

@@ -65,10 +65,13 @@ EVENT_STREAMS_MAX = 32
 EVENT_STREAMS_KEY_MAX = 8
 EVENT_STREAMS_ADMIN_RESERVE = 8
 EVENT_HEARTBEAT_MS = 15_000
-#: The page: how often those who watch are told what changed, unless making a picture takes more than this share of
-#: the time; how many requests and lines of the journal a picture has; how far a reader may fall behind before it
+#: The page: how often those who watch are told what changed, also where a message is longer than the bytes of a calm
+#: one (a browser has work with it, and a second is the bound), unless making a picture takes more than this share of a
+#: core; how many requests and lines of the journal a picture has; how far a reader may fall behind before it
 #: gets a whole picture again.
 LIVE_EVERY_MS = 500
+LIVE_BUSY_EVERY_MS = 800
+LIVE_CALM_BYTES = 16 * 1024
 LIVE_SHARE_MAX = 0.03
 LIVE_REQUESTS_MAX = 100
 LIVE_LINES_MAX = 100

@@ -1,4 +1,4 @@
-"""The stream that the page shows: first a whole picture of the daemon, then what changed, twice a second.
+"""The stream that the page shows: first a whole picture of the daemon, then what changed, up to twice a second.
 
     {"whole": true, "now": 81223, "wall": 1790000000000, "admin": true, "set": {SECTION: {KEY: ROW}}}
     {"now": 81723, "set": {"models": {"chat": ROW}}, "gone": {"requests": [ID]}, "journal": [LINE], "missed": 0}
@@ -22,6 +22,8 @@ from watchbill.gateway.audience import Audience
 from watchbill.gateway.http.messages import Answer
 from watchbill.gateway.limits import (
     EVENT_HEARTBEAT_MS,
+    LIVE_BUSY_EVERY_MS,
+    LIVE_CALM_BYTES,
     LIVE_EVERY_MS,
     LIVE_LINES_MAX,
     LIVE_MESSAGES_WAITING_MAX,
@@ -122,8 +124,9 @@ class LiveApi:
         self._journal, self._shown = self._services.driver.subscribe(), {}
         try:
             while self._readers and not self._services.closing.is_set():
-                spent_s = await self._make_picture()
-                pause_s = max(LIVE_EVERY_MS / 1000, spent_s / LIVE_SHARE_MAX)
+                spent_s, sent_bytes = await self._make_picture()
+                every_ms = LIVE_EVERY_MS if sent_bytes <= LIVE_CALM_BYTES else LIVE_BUSY_EVERY_MS
+                pause_s = max(every_ms / 1000, spent_s / LIVE_SHARE_MAX)
                 with suppress(TimeoutError):
                     async with asyncio.timeout(pause_s):
                         await self._services.closing.wait()
@@ -132,11 +135,11 @@ class LiveApi:
             for reader in self._readers:
                 reader.news.set()
 
-    async def _make_picture(self) -> float:
-        """Makes one, and says how much of the loop's time that took."""
+    async def _make_picture(self) -> tuple[float, int]:
+        """Makes one, and says how much of a core's time that took and how long the message is."""
         steps = _timed(self._services.driver.picture_steps(LIVE_REQUESTS_MAX))
         picture, spent_s = await self._services.shares.do(steps)
-        began = time.perf_counter()
+        began = time.thread_time()
         sections = self._sections(picture)
         changed, gone = _difference(self._shown, sections)
         lines, missed = self._lines()
@@ -146,8 +149,9 @@ class LiveApi:
             message["gone"] = gone
         if lines:
             message |= {"journal": lines, "missed": missed}
-        self._send(msgspec.json.encode(message))
-        return spent_s + time.perf_counter() - began
+        encoded = msgspec.json.encode(message)
+        self._send(encoded)
+        return spent_s + time.thread_time() - began, len(encoded)
 
     def _send(self, change: bytes) -> None:
         for reader in self._readers:
@@ -239,12 +243,12 @@ def _timed(steps: Steps[Picture]) -> Steps[tuple[Picture, float]]:
     """The same steps, and how long they took; others go on between them."""
     spent_s = 0.0
     while True:
-        began = time.perf_counter()
+        began = time.thread_time()
         try:
             next(steps)
         except StopIteration as end:
-            return end.value, spent_s + time.perf_counter() - began
-        spent_s += time.perf_counter() - began
+            return end.value, spent_s + time.thread_time() - began
+        spent_s += time.thread_time() - began
         yield
 
 

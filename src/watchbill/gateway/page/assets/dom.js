@@ -30,7 +30,10 @@ function assign(element, properties) {
 /** Changes a text only where it differs: most of them do not, twice a second. */
 export function say(element, text) {
   const value = text === null || text === undefined ? "" : String(text);
-  if (element.textContent !== value) element.textContent = value;
+  const only = element.firstChild;
+  if (only?.nodeType === Node.TEXT_NODE && only === element.lastChild) {
+    if (only.data !== value) only.data = value;
+  } else if (element.textContent !== value) element.textContent = value;
 }
 
 export function mark(element, name, value) {
@@ -49,10 +52,12 @@ export class Rows {
     this.parent = parent;
     this.make = make;
     this.rows = new Map();
+    this.entries = [];
   }
 
   /** entries: [key, value] in order. */
   show(entries) {
+    this.entries = entries;
     const wanted = new Set(entries.map(([key]) => key));
     for (const [key, row] of this.rows) {
       if (!wanted.has(key)) {
@@ -62,7 +67,7 @@ export class Rows {
       }
     }
     let before = this.parent.firstElementChild;
-    for (const [key, value] of entries) {
+    entries.forEach(([key, value], n) => {
       let row = this.rows.get(key);
       if (!row) {
         row = this.make(key);
@@ -70,12 +75,74 @@ export class Rows {
       }
       if (row.element === before) before = before.nextElementSibling;
       else this.parent.insertBefore(row.element, before);
-      if (row.value !== value) {
+      if (row.value !== value && (row.value === undefined || this.isSeen(n))) {
         row.value = value;
         row.update(value);
       }
-    }
+    });
   }
+
+  /** Times that pass. */
+  tick() {
+    this.entries.forEach(([key], n) => this.isSeen(n) && this.rows.get(key).tick());
+  }
+
+  isSeen() {
+    return true;
+  }
+}
+
+/** A list of so many rows is short. */
+const FEW = 12;
+/** Rows so near to the screen, in its heights, count as seen. */
+const NEAR = 0.3;
+/** Rows that cannot be seen are changed so often, for searches in the page and for screen readers. */
+const UNSEEN_EVERY_MS = 5000;
+const longLists = new Set();
+
+/** Rows of a list that may be long. Those that cannot be seen change only now and then: each change costs a layout. */
+export class LongRows extends Rows {
+  constructor(parent, make) {
+    super(parent, make);
+    this.first = 0;
+    this.last = Infinity;
+    this.wholeAt = -Infinity;
+    longLists.add(this);
+  }
+
+  isSeen(n) {
+    return n >= this.first && n <= this.last;
+  }
+
+  tick() {
+    if (this.last === Infinity) this.show(this.entries);
+    super.tick();
+  }
+
+  look() {
+    const count = this.parent.childElementCount, now = performance.now();
+    [this.first, this.last] = [0, Infinity];
+    if (count <= FEW || now - this.wholeAt > UNSEEN_EVERY_MS) {
+      this.wholeAt = now;
+      return;
+    }
+    const { top, height } = this.parent.getBoundingClientRect();
+    if (!height) return;
+    const near = NEAR * innerHeight, each = height / count;
+    this.first = (-near - top) / each - 1;
+    this.last = (innerHeight + near - top) / each;
+  }
+}
+
+/** Finds out what can be seen. To be called before anything is changed: later it would cost a layout. */
+export function look() {
+  for (const each of longLists) each.look();
+}
+
+/** After the screen was moved, rows that were left out are shown as they are. */
+export function catchUp() {
+  look();
+  for (const each of longLists) each.show(each.entries);
 }
 
 /** A row that is removed hands the focus on to its neighbour: the keyboard does not start anew. */

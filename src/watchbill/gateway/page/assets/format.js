@@ -1,6 +1,10 @@
 // Figures as people read them.
 
+// Made once: each call of toLocaleTimeString makes a format of its own, which took most of the page's time.
 const plain = new Intl.NumberFormat("en");
+const toMinutes = new Intl.DateTimeFormat("en-GB", { hour: "2-digit", minute: "2-digit", hour12: false });
+const toSeconds = new Intl.DateTimeFormat("en-GB", { hour: "2-digit", minute: "2-digit", second: "2-digit", hour12: false });
+const toDay = new Intl.DateTimeFormat("en-GB", { day: "numeric", month: "short" });
 
 export function bytes(value) {
   if (value === null || value === undefined) return "–";
@@ -25,19 +29,22 @@ export function number(value) {
 }
 
 export function clock(ms, seconds = true) {
-  const options = { hour: "2-digit", minute: "2-digit", hour12: false };
-  if (seconds) options.second = "2-digit";
-  return new Date(ms).toLocaleTimeString("en-GB", options);
+  return told(seconds ? toSeconds : toMinutes, ms);
 }
 
 export function day(ms) {
-  return new Date(ms).toLocaleDateString("en-GB", { day: "numeric", month: "short" });
+  return told(toDay, ms);
+}
+
+function told(format, ms) {
+  return Number.isFinite(ms) ? format.format(ms) : "–";
 }
 
 /** When something was, as short as it can be told: the time today, the day before that. */
 export function moment(ms) {
-  const same = new Date(ms).toDateString() === new Date().toDateString();
-  return same ? clock(ms) : `${day(ms)} ${clock(ms, false)}`;
+  const midnight = new Date().setHours(0, 0, 0, 0);
+  const tomorrow = new Date(midnight).setHours(24);
+  return ms >= midnight && ms < tomorrow ? clock(ms) : `${day(ms)} ${clock(ms, false)}`;
 }
 
 export function plural(count, one, many = `${one}s`) {

@@ -6,6 +6,10 @@ import { bytes, duration, moment, plural } from "./format.js";
 import { live, tint, touches } from "./live.js";
 
 const SHOWN_MAX = 300;
+/** Of a message that has not all lines: more than a screen at once cannot be read. */
+const HASTE_MAX = 30;
+/** So many stay while lines come too fast to be read. */
+const KEPT_IN_HASTE = 60;
 const SEEN = "watchbill.alerts";
 
 function seenUntil() {
@@ -21,11 +25,14 @@ export function journalView() {
   const none = empty("Nothing was found.");
   head.append(el("div", { class: "filters" }, search, hours));
   section.append(note, list, none);
-  let lines = [], turn = 0, timer = 0, isLive = true;
+  let fresh = [], most = SHOWN_MAX, turn = 0, timer = 0, isLive = true;
 
+  /** New lines come on top; those that are there stay as they are. */
   function draw() {
-    list.replaceChildren(...lines.slice(0, SHOWN_MAX).map(entry));
-    mark(none, "hidden", lines.length > 0);
+    list.prepend(...fresh.slice(-SHOWN_MAX).reverse().map(entry));
+    while (list.childElementCount > most) list.lastElementChild.remove();
+    fresh = [];
+    mark(none, "hidden", list.childElementCount > 0);
   }
 
   async function read() {
@@ -34,8 +41,9 @@ export function journalView() {
     try {
       const found = await call("GET", `wb/v1/journal?lines=${SHOWN_MAX}&hours=${hours.value}&text=${encodeURIComponent(text)}`);
       if (mine !== turn) return;
-      lines = found.lines;
-      say(note, text ? `${plural(lines.length, "line")}${found.whole ? "" : ", and there may be older ones"}` : "");
+      [fresh, most] = [found.lines.reverse(), SHOWN_MAX];
+      list.replaceChildren();
+      say(note, text ? `${plural(fresh.length, "line")}${found.whole ? "" : ", and there may be older ones"}` : "");
     } catch (error) {
       if (mine === turn) say(note, error.message);
     }
@@ -47,15 +55,18 @@ export function journalView() {
   live.addEventListener("begun", () => view.isShown && read());
   live.addEventListener("journal", ({ detail }) => {
     if (!view.isShown || !isLive) return;
-    lines = [...detail.journal].reverse().concat(lines).slice(0, SHOWN_MAX);
-    view.dirty = true;
-    if (detail.missed) say(note, `${plural(detail.missed, "line")} came too fast to be shown; a search finds them`);
+    live.changed.add("journal"); // drawn with this message, also where nothing else changed
+    const shown = detail.missed ? detail.journal.slice(-HASTE_MAX) : detail.journal;
+    most = detail.missed ? KEPT_IN_HASTE : SHOWN_MAX;
+    fresh = fresh.concat(shown).slice(-most);
+    const missed = detail.missed + detail.journal.length - shown.length;
+    if (missed) say(note, `${plural(missed, "line")} came too fast to be shown; a search finds them`);
   });
   const view = {
-    section, isShown: false, dirty: false,
+    section, isShown: false,
     enter() { view.isShown = true; read(); },
     leave() { view.isShown = false; },
-    update() { if (view.dirty) draw(); view.dirty = false; },
+    update() { if (fresh.length) draw(); },
     focus() { search.focus(); },
   };
   return view;

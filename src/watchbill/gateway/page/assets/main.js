@@ -3,7 +3,7 @@
 import { key } from "./api.js";
 import { chatView } from "./chat.js";
 import { askKey, showHelp } from "./dialogs.js";
-import { el, mark, say } from "./dom.js";
+import { catchUp, el, look, mark, say } from "./dom.js";
 import { daemonView, leasesView, spoolsView, tiersView } from "./elsewhere.js";
 import { alertsView, journalView } from "./journal.js";
 import { live } from "./live.js";
@@ -29,7 +29,13 @@ const VIEWS = [
 const main = document.getElementById("main");
 const tabs = document.getElementById("tabs");
 const keyButton = document.getElementById("key");
+const TICK_MS = 1000;
+/** A picture of the daemon comes about every 500 ms: one that is expected so soon is waited for. */
+const SOON_MS = 300;
 let current = null;
+let ticked = 0;
+let ticking = 0;
+let moving = 0;
 
 function build() {
   for (const view of VIEWS) {
@@ -57,14 +63,31 @@ function choose() {
 }
 
 function draw(changed) {
+  look();
   if (changed.has("whole") || changed.has("spools") || changed.has("tiers") || changed.has("leases") || changed.has("facts")) {
     for (const view of VIEWS) view.tab.hidden = !view.is();
   }
   current.parts.forEach((each) => each.update(changed));
+  if (performance.now() - ticked > TICK_MS - SOON_MS) pass(TICK_MS + SOON_MS);
 }
 
+/** Times that pass, once a second. Where much happens they are shown with what changed: every frame costs a layout. */
 function tick() {
-  if (!document.hidden && live.state === "live") current.parts.forEach((each) => each.tick?.());
+  look();
+  pass(TICK_MS);
+}
+
+function pass(next) {
+  clearTimeout(ticking);
+  ticking = setTimeout(tick, next);
+  if (document.hidden || live.state !== "live") return;
+  ticked = performance.now();
+  current.parts.forEach((each) => each.tick?.());
+}
+
+function settle() {
+  moving = 0;
+  catchUp();
 }
 
 function shown(index) {
@@ -118,12 +141,12 @@ document.getElementById("help").addEventListener("click", () => showHelp(VIEWS.f
 keyButton.addEventListener("click", () => unlock(""));
 addEventListener("hashchange", choose);
 addEventListener("keydown", typed);
+for (const moved of ["scroll", "resize"]) addEventListener(moved, () => moving ||= requestAnimationFrame(settle), { passive: true });
 live.addEventListener("change", ({ detail }) => draw(detail));
 live.addEventListener("begun", () => {
   mark(document.body, "data-unseen", null);
   pulse({ state: "live", why: "" });
 });
 live.addEventListener("state", ({ detail }) => pulse(detail));
-setInterval(tick, 1000);
 choose();
 live.start();

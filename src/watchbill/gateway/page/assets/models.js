@@ -1,7 +1,7 @@
 // Models: what is in memory, what waits for it, and what an operator can do about it.
 
 import { act, part } from "./api.js";
-import { button, el, empty, mark, panel, Rows, say } from "./dom.js";
+import { button, el, empty, LongRows, mark, panel, say } from "./dom.js";
 import { explainModel, showLog } from "./dialogs.js";
 import { bytes, duration, number } from "./format.js";
 import { live, tint, touches } from "./live.js";
@@ -21,7 +21,7 @@ export function modelsView() {
   heading.append(" ", count);
   head.append(search);
   section.append(list, none);
-  const rows = new Rows(list, model);
+  const rows = new LongRows(list, model);
 
   function show() {
     const text = search.value.trim().toLowerCase();
@@ -32,7 +32,6 @@ export function modelsView() {
     say(count, number(all.length));
     mark(search, "hidden", all.length < 8);
     mark(none, "hidden", found.length > 0);
-    for (const row of rows.rows.values()) row.allow(live.admin);
   }
 
   return {
@@ -41,7 +40,7 @@ export function modelsView() {
       if (touches(changed, "models")) show();
     },
     tick() {
-      for (const row of rows.rows.values()) row.tick();
+      rows.tick();
     },
   };
 }
@@ -86,13 +85,11 @@ function model(name) {
       say(hand.pin, row.pinned ? "Unpin" : "Pin");
       mark(hand.pin, "aria-label", `${row.pinned ? "Unpin" : "Pin"} ${name}`);
       mark(hand.log, "hidden", row.tier !== "local");
-      self.tick();
-    },
-    allow(admin) {
       for (const each of [hand.load, hand.evict, hand.pin, hand.log]) {
-        mark(each, "disabled", !admin);
-        mark(each, "title", admin ? null : "needs an admin key");
+        mark(each, "disabled", !live.admin);
+        mark(each, "title", live.admin ? null : "needs an admin key");
       }
+      self.tick();
     },
     tick() {
       if (row) say(parts.why, reason(row));

@@ -1,40 +1,48 @@
 // Requests and lanes: who waits, for how long and why; who is answered, and how fast.
 
 import { act } from "./api.js";
-import { button, el, empty, mark, panel, Rows, say, svg } from "./dom.js";
+import { button, el, empty, LongRows, mark, panel, Rows, say, svg } from "./dom.js";
 import { explainRequest } from "./dialogs.js";
 import { duration, number, ordinal, plural } from "./format.js";
 import { live, tint, touches } from "./live.js";
 
-const SHOWN_MAX = 60;
+/** Few at first: every row that moves costs a layout, and the rest is one click away. */
+const SHOWN_FIRST = 24;
+const SHOWN_MAX = 100;
 const MINUTE_MS = 60_000;
 
 export function requestsView() {
   const { section, heading } = panel("Requests", "requests");
   const list = el("ul", { class: "rows requests" });
   const none = empty("Nobody waits.");
-  const more = el("p", { class: "more", hidden: true });
+  const rest = el("span"), all = button("Show more", () => { most = SHOWN_MAX; draw(); }, { class: "small quiet" });
+  const more = el("p", { class: "more", hidden: true }, rest, " ", all);
+  let most = SHOWN_FIRST;
   const count = el("span", { class: "count" });
   heading.append(" ", count);
   section.append(list, none, more);
-  const rows = new Rows(list, request);
+  const rows = new LongRows(list, request);
+
+  function draw() {
+    const found = [...live.table("requests")];
+    found.sort(([, a], [, b]) => (a.state === b.state ? turn(a) - turn(b) : a.state === "running" ? -1 : 1));
+    const open = live.facts.open ?? found.length;
+    rows.show(found.slice(0, most));
+    say(count, number(open));
+    mark(none, "hidden", open > 0);
+    const hidden = open - Math.min(found.length, most);
+    say(rest, `and ${plural(hidden, "further request")}`);
+    mark(all, "hidden", found.length <= most);
+    mark(more, "hidden", hidden <= 0);
+  }
+
   return {
     section,
     update(changed) {
-      if (!touches(changed, "requests", "facts")) return;
-      const found = [...live.table("requests")];
-      found.sort(([, a], [, b]) => (a.state === b.state ? turn(a) - turn(b) : a.state === "running" ? -1 : 1));
-      const open = live.facts.open ?? found.length;
-      rows.show(found.slice(0, SHOWN_MAX));
-      say(count, number(open));
-      mark(none, "hidden", open > 0);
-      const rest = open - Math.min(found.length, SHOWN_MAX);
-      say(more, `and ${plural(rest, "further request")}`);
-      mark(more, "hidden", rest <= 0);
-      for (const row of rows.rows.values()) row.allow(live.admin);
+      if (touches(changed, "requests", "facts")) draw();
     },
     tick() {
-      for (const row of rows.rows.values()) row.tick();
+      rows.tick();
     },
   };
 }
@@ -67,11 +75,9 @@ function request(id) {
       mark(cancel, "aria-label", `Cancel the request ${id} for ${row.model}`);
       mark(why, "aria-label", `Why does the request ${id} for ${row.model} wait`);
       say(why, row.state === "running" ? "Details" : "Why?");
+      mark(cancel, "disabled", !live.admin);
+      mark(cancel, "title", live.admin ? null : "needs an admin key");
       self.tick();
-    },
-    allow(admin) {
-      mark(cancel, "disabled", !admin);
-      mark(cancel, "title", admin ? null : "needs an admin key");
     },
     tick() {
       if (row) say(times, told(row));
@@ -102,7 +108,7 @@ export function lanesView() {
       if (touches(changed, "lanes")) rows.show([...live.table("lanes")]);
     },
     tick() {
-      for (const row of rows.rows.values()) row.tick();
+      rows.tick();
     },
   };
 }

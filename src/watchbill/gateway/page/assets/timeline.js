@@ -97,6 +97,9 @@ export function timelineView() {
   section.append(el("div", { class: "timeline" }, axis, marks, list, none), tip);
   head.append(spans);
   const view = { section, span: SPANS[1][1], chosen: false, residency: new Residency(), base: 0, waiting: [], ready: false };
+  const moved = new Set(); // models of which something was heard since the last drawing
+  const lines = new Map(); // model -> its bars as they were drawn
+  let shifted = 0; // the part of the span by which the drawing was moved to the left
   const choices = SPANS.map(([text, ms]) => button(text, () => { view.chosen = true; choose(ms); }));
   spans.append(...choices);
   const rows = new Rows(list, (model) => line(model, tip));
@@ -111,14 +114,25 @@ export function timelineView() {
   function draw() {
     const now = wall();
     view.base = now - view.span;
+    shifted = 0;
     style(section, "--shift", "0%");
-    say(axis, "");
-    axis.append(...ticks(view.base, now));
+    axis.replaceChildren(...ticks(view.base, now));
     marks.replaceChildren(...view.residency.starts.filter((at) => at > view.base).map((at) => started(at, view.base, view.span)));
+    lines.clear();
+    moved.clear();
+    show(now);
+  }
+
+  /** Only the lines that changed are made anew: the others are where they were. */
+  function show(now) {
     const order = [...live.table("models").keys()];
     const shown = [...view.residency.bars].filter(([, bars]) => bars.some((bar) => (bar.to ?? now) > view.base));
     shown.sort(([a], [b]) => place(order, a) - place(order, b) || a.localeCompare(b));
-    rows.show(shown.map(([model, bars]) => [model, visible(bars, view.base, view.span, now)]));
+    for (const [model, bars] of shown) {
+      if (moved.has(model) || !lines.has(model)) lines.set(model, visible(bars, view.base, view.span, now));
+    }
+    moved.clear();
+    rows.show(shown.map(([model]) => [model, lines.get(model)]));
     mark(none, "hidden", shown.length > 0 || !view.ready);
     rove(list);
   }
@@ -139,13 +153,17 @@ export function timelineView() {
     else choose((SPANS.find(([, ms]) => wall() - first < ms) ?? SPANS[2])[1]);
   }
 
+  const gone = () => (wall() - view.span - view.base) / view.span;
+  const isOld = () => gone() > 0.02;
+
   live.addEventListener("begun", read);
   live.addEventListener("journal", ({ detail }) => {
     for (const each of detail.journal.filter(isMove)) {
       live.changed.add("journal"); // drawn with this message, also where nothing else changed
       if (view.ready) view.residency.take(each);
       else view.waiting.push(each);
-      view.dirty = true;
+      if (each.model) moved.add(each.model);
+      else view.base = 0; // a start of the daemon ends the bars of every model
     }
   });
   list.addEventListener("pointerover", (event) => point(event.target, tip));
@@ -156,13 +174,14 @@ export function timelineView() {
   choose(view.span);
   return Object.assign(view, {
     update(changed) {
-      if (view.dirty || touches(changed)) draw();
-      view.dirty = false;
+      if (touches(changed) || isOld()) draw();
+      else if (moved.size) show(wall());
     },
     tick() {
-      const gone = (wall() - view.span - view.base) / view.span;
-      if (gone > 0.02) draw();
-      else style(section, "--shift", `${(-gone * 100).toFixed(4)}%`);
+      if (isOld()) return draw();
+      if ((gone() - shifted) * innerWidth < 1) return; // less than a pixel cannot be seen
+      shifted = gone();
+      style(section, "--shift", `${(-shifted * 100).toFixed(4)}%`);
     },
   });
 }
