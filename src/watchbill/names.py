@@ -36,6 +36,8 @@ _STEM = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]")
 #: A stem that ends like this is always one of ours, so a name that looks like it gets a hash, too.
 _HASHED = re.compile(r".*-[0-9a-f]{16}")
+#: A part of a path as a shell would replace it.
+_VARIABLE = re.compile(r"(?:^|/)\$(?:[A-Z_][A-Z0-9_]*|\{[A-Za-z_]\w*\})(?=/|$)")
 _UNPRINTABLE = re.compile(r"[^\x20-\x7e]")
 
 
@@ -118,6 +120,9 @@ def operator_path(base: Path, text: str) -> Path:
     later.
     """
     _check_path_text(text, "a path")
+    if _VARIABLE.search(text):
+        hint = "variables are not replaced here: write ~ for your home folder, or the path itself"
+        raise _refusal(text, "a path", hint)
     try:
         return (base / Path(text).expanduser()).absolute()
     except RuntimeError as error:  # pathlib's way to say that "~nobody" has no home

@@ -112,6 +112,17 @@ def test_a_port_that_is_taken_is_said(place: Place) -> None:
         assert "is not a port" in refused_start(place, f"--port={port}")
 
 
+@pytest.mark.parametrize("option", ["--port", "--ollama-port"])
+def test_a_port_that_is_taken_is_said_before_a_model_is_fetched(place: Place, option: str) -> None:
+    """Issue 19: without a config and without a model, the answer comes before 98 MB do."""
+    place.environment |= {"PIP_INDEX_URL": "http://127.0.0.1:9", "PIP_NO_INDEX": "1"}
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        said = refused_start(place, option, port, *([] if option == "--port" else ["--port", "0"]))
+    assert said.count("\n") == 1 and f"cannot listen on 127.0.0.1:{port}" in said
+    assert not list((place.root / "models").glob("*.gguf"))
+
+
 @pytest.mark.parametrize("state", ["newer", "not a folder"])
 def test_a_root_that_cannot_be_used_is_left_alone(place: Place, state: str) -> None:
     """pitfalls: a root of a newer version is refused, not misread."""

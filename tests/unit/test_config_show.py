@@ -41,7 +41,7 @@ binary = "./llama-server"
 [models.a]
 engine = "scripted"
 script = { load = "3s", memory = "531MB", fail = "ignore-term" }
-memory = { "gpu:0" = "4.6GB", ram = 123 }
+memory = { "gpu:0" = "4.6GB", ram = 123_000 }
 env = { A = "b\\\\\\"c" }
 idle = "1h30m"
 [models."b:7b"]

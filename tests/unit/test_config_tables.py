@@ -97,7 +97,7 @@ MATRIX = [
     ('[devices."gpu:0"]\ncapacity = "8GB"\n' + f'[models.a]\n{SCRIPTED}devices = ["gpu:0", "ram"]\nmemory = "1GB"',
      '6: models.a.memory: one size for several devices; write memory = { "gpu:0" = ..., "ram" = ... }'),
     ('[devices."gpu:0"]\ncapacity = "8GB"\n'
-     f'[models.a]\n{SCRIPTED}devices = ["gpu:0"]\nmemory = {{ "gpu:0" = 1, ram = 1 }}',
+     f'[models.a]\n{SCRIPTED}devices = ["gpu:0"]\nmemory = {{ "gpu:0" = 4096, ram = 4096 }}',
      "6: models.a.memory: ram is not among its devices; name the same devices in memory and devices"),
     ('[devices.ram]\ncapacity = "1GiB"',
      "1: devices.ram.reserve: leaves nothing of the capacity of 1GiB; make it smaller"),

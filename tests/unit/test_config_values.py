@@ -84,6 +84,11 @@ MATRIX = [
     # sizes and durations
     (MODEL + 'memory = "9 gigs"',
      "3: models.a.memory: '9 gigs' is not a size; write for example 4.6GB, 2GiB or 512MiB"),
+    ("[devices.ram]\ncapacity = 12", '2: devices.ram.capacity: 12 has no unit: it would be 12 bytes; write "12GB"'),
+    (MODEL + 'memory = "4"', '3: models.a.memory: 4 has no unit: it would be 4 bytes; write "4GB"'),
+    ('[models.a]\nengine = "llamacpp"\nsource = "$HOME/models/a.gguf"',
+     "3: models.a.source: '$HOME/models/a.gguf' cannot be a path; variables are not replaced here: "
+     "write ~ for your home folder, or the path itself"),
     (MODEL + "memory = -1",
      "3: models.a.memory: -1 is not a size; write a number of bytes, or for example 4.6GB or 2GiB"),
     (MODEL + "memory = 4.6",

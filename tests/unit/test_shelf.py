@@ -57,6 +57,16 @@ def test_the_short_name_means_the_instruct_model_in_the_usual_quantization() -> 
     assert len(every) == len(set(every))
 
 
+@pytest.mark.parametrize(
+    ("stem", "name"),
+    [("Müller-7b", "mueller-7b"), ("Mu\u0308ller-7b", "mueller-7b"), ("Größe", "groesse"), ("café-q4_0", "cafe-q4_0"),
+     ("Łódź", "lodz"), ("模型-7b", "7b")],
+)  # fmt: skip
+def test_letters_with_marks_are_spelled_and_not_left_out(stem: str, name: str) -> None:
+    """Issue 19: names are ASCII, and `m-ller` is nobody's model."""
+    assert names_of(stem).name == name
+
+
 def test_a_changed_model_does_not_take_the_name_of_the_original() -> None:
     own = names_of("Llama-3.2-1B-Instruct-abliterated-Q8_0")
     assert not {"llama3.2", "llama3.2:1b"} & set(settle({"x": own})["x"])

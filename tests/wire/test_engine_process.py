@@ -20,6 +20,7 @@ from watchbill.engines.registry import make_engine
 from watchbill.engines.scripted import check_script
 from watchbill.errors import ConfigError
 from watchbill.processes import Withheld
+from watchbill.units import Millis
 from wire.engine_contract import EngineContract, Engines, Variant, within
 from wire.test_engine_scripted import SCRIPTS
 
@@ -145,6 +146,19 @@ class TestProcess(EngineContract):
         with pytest.raises(LoadError, match="PROT") as failure:
             await within(5, engine.load(Model("m", "process", command="server ${PROT}"), 1))
         assert failure.value.hopeless
+
+    @pytest.mark.parametrize(
+        ("last", "advice"),
+        [("8080", r"its command has no \$\{PORT\}"), ("${PORT}", "does it listen on 127.0.0.1")],
+    )
+    async def test_a_program_that_listens_elsewhere_is_said(
+        self, engines: Engines, last: str, advice: str
+    ) -> None:
+        """Issue 19: it runs, and nothing answers on its port: what to look at is in the message."""
+        command = f"{sys.executable} -c 'import time; time.sleep(60)' {last}"
+        model = Model("m", "process", command=command, load_timeout_ms=Millis(1_500))
+        with pytest.raises(LoadError, match=rf"nothing answers /\S* on port \d+ .*it was started.*{advice}"):
+            await within(20, engines.make(RULES).load(model, 1))
 
     @pytest.mark.parametrize("devices", [("ram",), ("gpu:0",)])
     async def test_a_program_without_a_card_is_told_how_to_get_one(

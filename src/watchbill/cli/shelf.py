@@ -26,9 +26,9 @@ from watchbill.cli.terminal import Column, Terminal, plain
 from watchbill.errors import ModelNotFound, NotReachable, RequestError
 from watchbill.root import Root, find_root
 from watchbill.suggest import nearest
-from watchbill.units import format_bytes, format_millis
+from watchbill.units import format_bytes
 
-__all__ = ["copy", "list_models", "ps", "remove", "run", "show", "stop"]
+__all__ = ["about", "copy", "list_models", "ps", "remove", "run", "show", "stop"]
 
 _DEFAULTS = Common()
 _Name = Annotated[
@@ -99,7 +99,7 @@ def _row(model: Fields) -> list[str]:
     return [
         plain(model.get("name")),
         format_bytes(figure(size)) if size is not None else "-",
-        "-" if age_ms is None else f"{format_millis(age_ms)} ago",
+        "-" if age_ms is None else f"{about(age_ms)} ago",
         plain(model.get("origin") or ""),
         ", ".join(called) or "-",
     ]
@@ -146,8 +146,27 @@ def _until(moment: str) -> str:
     except (ValueError, TypeError):
         return "-"
     if left.days > 365:
-        return "stays"
-    return f"{format_millis(max(0, int(left.total_seconds() * 1000)))} from now"
+        return "Forever"
+    left_ms = int(left.total_seconds() * 1000)
+    return f"{about(left_ms)} from now" if left_ms > 0 else "Stopping..."
+
+
+def about(span_ms: int) -> str:
+    """A span of time in the words of Ollama's `list` and `ps`, which people and their scripts know."""
+    seconds = span_ms // 1000
+    minutes, hours = seconds // 60, round(span_ms / 3_600_000)
+    if seconds < 1:
+        return "Less than a second"
+    if seconds < 60:
+        return "1 second" if seconds == 1 else f"{seconds} seconds"
+    if minutes < 60:
+        return "About a minute" if minutes == 1 else f"{minutes} minutes"
+    if hours < 48:
+        return "About an hour" if hours == 1 else f"{hours} hours"
+    for unit, of_hours, until in (("days", 24, 14), ("weeks", 24 * 7, 60), ("months", 24 * 30, 730)):
+        if hours < 24 * until:
+            return f"{hours // of_hours} {unit}"
+    return f"{hours // 24 // 365} years"
 
 
 # ------------------------------------------------------------------ run
@@ -221,7 +240,9 @@ def _fetch_missing(session: Session, model: str) -> None:
 
 
 def remove(
-    *models: Annotated[str, Parameter(name="MODEL", help="Names of models, as `watchbill list` shows them.")],
+    model: _Name,
+    /,
+    *more: Annotated[str, Parameter(name="MORE", help="Further ones.")],
     json: Json = False,
     common: Common = _DEFAULTS,
 ) -> None:
@@ -231,15 +252,13 @@ def remove(
     the message says which. Models of the config and of an installed Ollama are not touched: the message says where
     they can be removed.
     """
-    if not models:
-        raise RequestError(f"name a model; see: {find_root(common.root).command('list')}")
     terminal, gone = Terminal(quiet=common.quiet), list[str]()
-    for model in models:
-        others = _remove(model, common)
-        gone += [model, *others]
+    for each in (model, *more):
+        others = _remove(each, common)
+        gone += [each, *others]
         if not json:
             beside = f", and with its file its other names: {plain(', '.join(others))}" if others else ""
-            terminal.show(f"removed {plain(model)}{beside}")
+            terminal.show(f"removed {plain(each)}{beside}")
     if json:
         terminal.show(jsonlib.dumps({"removed": gone}))
 

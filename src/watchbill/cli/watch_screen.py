@@ -44,6 +44,13 @@ HELP = (
 )
 
 
+#: The order of models by their state; those of other states follow.
+_RANKS = {
+    state: rank
+    for rank, state in enumerate(("ready", "loading", "draining", "stopping", "planned", "asleep"))
+}
+
+
 class Pane(StrEnum):
     """What the middle of the screen shows."""
 
@@ -64,10 +71,18 @@ class Picture:
     at: float = 0.0  # monotonic; 0: nothing was seen yet
     failure: str = ""  # why nothing newer is there
 
+    @property
+    def models(self) -> dict[str, Fields]:
+        """Models by name: those in memory, or on their way, before others. Each group in the config's order."""
+        found = {name: fields(model) for name, model in fields(self.status.get("models")).items()}
+        return dict(
+            sorted(found.items(), key=lambda each: _RANKS.get(str(each[1].get("state")), len(_RANKS)))
+        )
+
     def rows(self, pane: Pane) -> list[str]:
         """The names of a pane's rows that can be chosen."""
         if pane is Pane.MODELS:
-            return list(fields(self.status.get("models")))
+            return list(self.models)
         return [str(each.get("id")) for each in self.requests] if pane is Pane.REQUESTS else []
 
 
@@ -182,7 +197,7 @@ def _models(picture: Picture, view: View, terminal: Terminal, room: int) -> list
         Column("RUNNING", right=True, spare=1), Column("QUEUED", right=True), Column("LOADS", right=True, spare=4),
         Column("EVICTED", right=True, spare=5), Column("", spare=2),
     ]  # fmt: skip
-    models = {name: fields(model) for name, model in fields(picture.status.get("models")).items()}
+    models = picture.models
     rows = [[*model_row(plain(name), each), _stays(each)] for name, each in models.items()]
     reasons = [plain(each.get("reason") or "") for each in models.values()]
     return _chosen_in(terminal.table(columns, rows), reasons, view.place(picture), terminal, room)

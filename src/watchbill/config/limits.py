@@ -12,6 +12,8 @@ PARALLEL_LOADS_MAX = 64
 BODY_BYTES_MAX = 2**30
 CONNECTIONS_MAX = 65_536
 SPOOL_ATTEMPTS_MAX = 1_000
+#: A size without a unit that is smaller was meant in another unit: 12 is 12 GB.
+BARE_SIZE_BYTES_MIN = 1024
 #: The highest port there is.
 PORT_MAX = 65_535
 #: The largest figures that `[batches]` may give.

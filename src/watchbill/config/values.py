@@ -86,6 +86,9 @@ def read_size(value: object) -> Bytes:
     """Reads a size with its unit, or a number of bytes."""
     if not isinstance(value, str | int):
         raise refused("must be a size", "write for example 4.6GB, 2GiB or 512MiB in quotes")
+    bare = str(value).strip()
+    if not isinstance(value, bool) and bare.isdecimal() and 0 < int(bare) < limits.BARE_SIZE_BYTES_MIN:
+        raise refused(f"{bare} has no unit: it would be {bare} bytes", f'write "{bare}GB"')
     try:
         return units.parse_bytes(value)
     except OursError as error:

@@ -41,7 +41,7 @@ from watchbill.otlp import Exporter
 from watchbill.probes.disk import DiskProbe
 from watchbill.probes.patient import PatientProbe
 from watchbill.probes.ram import RamProbe
-from watchbill.processes import Keeper, RootLock, Signals, Withheld, reap, watch_own_log
+from watchbill.processes import Keeper, RootLock, Signals, Withheld, reap, try_to_listen, watch_own_log
 from watchbill.pull import pull
 from watchbill.pull.registry import registry_address
 from watchbill.root import Root
@@ -66,6 +66,9 @@ _ACCESS = logging.getLogger("watchbill.access")
 #: Python's own thresholds are (700, 10, 10): a pass over the young objects every few requests.
 COLLECTOR_THRESHOLDS = (20_000, 20, 20)
 _LOG = logging.getLogger("watchbill.daemon")
+_ANOTHER_PORT = "choose another with --port, or 0 for any that is free"
+_NOT_OLLAMAS_PORT = "if Ollama itself runs there, stop it or leave --ollama-port out"
+_FOR_OLLAMAS_APPS = " for Ollama's apps"
 
 
 def run(options: Options, screen: Screen) -> int:
@@ -89,6 +92,7 @@ def _run(root: Root, options: Options, screen: Screen) -> int:
             screen.warn(f"a dead daemon left {reaped.label} (pid {reaped.pid}) behind; it was stopped")
         loaded = config.read(config.find_config(options.config, None), root=root.path)
         catalog = with_address(loaded.catalog, options)
+        _check_addresses(catalog.server, options)
         if loaded.file is None:
             catalog = _with_embedded(catalog, root, screen)
         withheld = Withheld(catalog.server.key_variables)
@@ -337,13 +341,7 @@ async def _open(driver: Driver, server: Server, setting: Setting, batches: Batch
             f"cannot listen on {server.host}: {error.strerror}; choose another --host"
         ) from error
     except OSError as error:
-        if error.errno not in (errno.EADDRINUSE, errno.EADDRNOTAVAIL, errno.EACCES):
-            raise
-        where = f"{server.host}:{server.port}"
-        raise ConfigError(
-            f"cannot listen on {where}: {os.strerror(error.errno).lower()}; "
-            f"choose another with --port, or 0 for any that is free"
-        ) from error
+        raise _refused_address(error, server.host, server.port, _ANOTHER_PORT) from error
     if (ollama_port := setting.options.ollama_port) is not None:
         await _open_for_ollama(serving, server.host, ollama_port)
     return serving
@@ -355,12 +353,30 @@ async def _open_for_ollama(serving: Serving, host: str, port: int) -> None:
         await serving.listen_also(host, port)
     except OSError as error:
         await serving.close(grace_ms=0)
-        if error.errno not in (errno.EADDRINUSE, errno.EADDRNOTAVAIL, errno.EACCES):
-            raise
-        raise ConfigError(
-            f"cannot listen on {host}:{port} for Ollama's apps: {os.strerror(error.errno).lower()}; "
-            f"if Ollama itself runs there, stop it or leave --ollama-port out"
-        ) from error
+        raise _refused_address(error, host, port, _NOT_OLLAMAS_PORT, _FOR_OLLAMAS_APPS) from error
+
+
+def _check_addresses(server: Server, options: Options) -> None:
+    """Raises ConfigError when a port is taken now: that is said before a model is fetched.
+
+    An address that cannot be tried this way (a name of several, IPv6) is found out when it is opened.
+    """
+    wanted = [(server.port, _ANOTHER_PORT, "")]
+    if options.ollama_port is not None:
+        wanted.append((options.ollama_port, _NOT_OLLAMAS_PORT, _FOR_OLLAMAS_APPS))
+    for port, mend, what in wanted:
+        try:
+            try_to_listen(server.host, port)
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                raise _refused_address(error, server.host, port, mend, what) from error
+
+
+def _refused_address(error: OSError, host: str, port: int, mend: str, what: str = "") -> Exception:
+    """The error for the operator; the same one where it is no matter of addresses."""
+    if error.errno not in (errno.EADDRINUSE, errno.EADDRNOTAVAIL, errno.EACCES):
+        return error
+    return ConfigError(f"cannot listen on {host}:{port}{what}: {os.strerror(error.errno).lower()}; {mend}")
 
 
 class _Stopping:

@@ -56,6 +56,7 @@ class Launch:
     stop_signal: int = signal.SIGTERM
     stop_argv: tuple[str, ...] = ()  # run before the signal; ${PID} is the engine's first process
     key: str = field(default="", repr=False)  # the key that the engine asks for; empty: none
+    if_silent: str = ""  # what to look at when its process runs and nothing answers on the port
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,7 +250,8 @@ class OwnedEngine(Lifecycle[ProcessHold]):
         return Warm(endpoint, process.pid, memory, probe, health=hold.model.health)
 
     async def _too_slow(self, hold: ProcessHold, what: str) -> LoadError:
-        return self._failure(hold, what)
+        advice = hold.launch.if_silent if hold.launch is not None and hold.progress.is_silent else ""
+        return self._failure(hold, f"{what}; {advice}" if advice else what)
 
     def _failure(self, hold: ProcessHold, what: str, *, hopeless: bool = False) -> LoadError:
         """The error of a load that failed: what happened, why if the log tells, and the log's last lines."""

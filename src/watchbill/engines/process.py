@@ -54,7 +54,9 @@ class ProcessRecipe:
         keyed = values | {"KEY": key}
         env = {"PORT": str(port)} | {name: fill(text, keyed) for name, text in model.env.items()}
         number = number or signal.SIGTERM
-        return Launch(argv, env=env, stop_signal=number, stop_argv=stop_argv, key=key)
+        return Launch(
+            argv, env=env, stop_signal=number, stop_argv=stop_argv, key=key, if_silent=_to_look_at(model)
+        )
 
     def diagnose(self, lines: list[str]) -> Diagnosis | None:
         """Nothing is known about a foreign program's log."""
@@ -118,6 +120,13 @@ def signal_number(text: str) -> int | None:
     names = signal.Signals.__members__
     found = names.get(name) or names.get(f"SIG{name}")
     return None if found is None else int(found)
+
+
+def _to_look_at(model: Model) -> str:
+    """What to look at when the program runs and nothing answers on its port."""
+    if any("${PORT}" in text for text in (model.command or "", *model.env.values())):
+        return "it was started: does it listen on 127.0.0.1, or does it take longer than load_timeout?"
+    return "it was started, but its command has no ${PORT}: write it where the program takes its port"
 
 
 def _values(model: Model, port: int) -> dict[str, str]:

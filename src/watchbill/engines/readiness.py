@@ -36,6 +36,7 @@ class Progress:
     def __init__(self, text: str = "", expected_ms: int | None = None) -> None:
         self.text = text
         self.expected_ms = expected_ms
+        self.is_silent = False  # nothing answered when it was asked last
         self.began = time.monotonic()
 
     def pause_ms(self) -> float:
@@ -116,11 +117,13 @@ async def _wait_for_health(upstream: Upstream, endpoint: Endpoint, path: str, pr
     while True:
         try:
             status = await check_health(upstream, endpoint, path)
+            progress.is_silent = False
             if status == 200:
                 return
             progress.text = f"{path} still answered with status {status}"
         except UpstreamFailed as failure:
-            progress.text = f"{path} on port {endpoint.port} could not be asked: {failure}"
+            progress.is_silent = True
+            progress.text = f"nothing answers {path} on port {endpoint.port} ({failure})"
         await asyncio.sleep(progress.pause_ms() / 1000)
 
 

@@ -13,12 +13,12 @@ from watchbill.processes.environment import Withheld
 from watchbill.processes.keeper import Finished, Keeper
 from watchbill.processes.logs import Log, engine_log, watch_own_log
 from watchbill.processes.owned import Ending, OwnedProcess, shielded
-from watchbill.processes.ports import LOOPBACK, is_taken
+from watchbill.processes.ports import LOOPBACK, is_taken, try_to_listen
 from watchbill.processes.reaping import Reaped, reap
 from watchbill.processes.root_lock import RootLock
 from watchbill.processes.signals import Signals
 
 __all__ = [
     "LOOPBACK", "CardLocks", "Ending", "Finished", "Keeper", "Log", "OwnedProcess", "Reaped", "RootLock", "Signals",
-    "Withheld", "engine_log", "is_taken", "reap", "shielded", "watch_own_log",
+    "Withheld", "engine_log", "is_taken", "reap", "shielded", "try_to_listen", "watch_own_log",
 ]  # fmt: skip

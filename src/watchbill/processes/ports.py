@@ -13,7 +13,7 @@ from pathlib import Path
 from watchbill.errors import EngineFailed
 from watchbill.processes.limits import PORT_DRAWS_MAX
 
-__all__ = ["LOOPBACK", "claim_port", "is_taken", "release_port"]
+__all__ = ["LOOPBACK", "claim_port", "is_taken", "release_port", "try_to_listen"]
 
 LOOPBACK = "127.0.0.1"
 
@@ -37,16 +37,21 @@ def release_port(folder: Path, port: int) -> None:
 
 def is_taken(port: int) -> bool:
     """Whether a program listens on this port now."""
+    try:
+        try_to_listen(LOOPBACK, port)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            return True
+        raise
+    return False
+
+
+def try_to_listen(host: str, port: int) -> None:
+    """Raises OSError when nobody could listen on this address of IPv4 now."""
     with socket.socket() as draw:
         # As in servers: connections of the last owner that are still in TIME_WAIT do not count.
         draw.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            draw.bind((LOOPBACK, port))
-        except OSError as error:
-            if error.errno == errno.EADDRINUSE:
-                return True
-            raise
-    return False
+        draw.bind((host, port))
 
 
 def _claim(path: Path) -> bool:

@@ -9,6 +9,7 @@ other quantizations. A family alone, as `qwen2.5`, means a file only where one s
 """
 
 import re
+import unicodedata
 from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
@@ -30,6 +31,20 @@ _USUAL = re.compile(r"instruct|chat|it|base|pt|hf|gguf|v\d[\d.]*|\d{4}|a\d+b|tex
 #: Names of files that say nothing about the model inside.
 _NAMELESS = frozenset({"model", "ggml-model", "ggml", "main", "weights", "gguf", "consolidated"})
 _PREFERRED = "q4_k_m"
+#: Letters that are not written as the bare letter where their marks are missing.
+_SPELLED = {
+    "ä": "ae",
+    "ö": "oe",
+    "ü": "ue",
+    "ß": "ss",
+    "æ": "ae",
+    "œ": "oe",
+    "ø": "oe",
+    "å": "aa",
+    "ł": "l",
+    "ð": "d",
+    "þ": "th",
+}
 
 
 class Names(NamedTuple):
@@ -100,7 +115,9 @@ def _family(text: str) -> str:
 
 
 def _slug(text: str) -> str:
-    """The text with nothing in it that a model's name may not have."""
+    """The text with nothing in it that a model's name may not have; letters with marks as ASCII spells them."""
+    text = "".join(_SPELLED.get(letter, letter) for letter in unicodedata.normalize("NFC", text))
+    text = "".join(each for each in unicodedata.normalize("NFKD", text) if not unicodedata.combining(each))
     cleaned = re.sub(r"\.{2,}", ".", re.sub(r"[^a-z0-9._+@-]+", "-", text))
     return cleaned.strip("-._+@")[:100].rstrip("-._+@")
 

@@ -4,6 +4,8 @@ import json
 
 import pytest
 
+from watchbill.cli.shelf import about
+
 LIBRARY = {
     "models": [
         {
@@ -30,8 +32,19 @@ def test_list_shows_models_and_what_is_not_served(watchbill, daemon):
 def test_ps_shows_where_a_model_is_and_until_when(watchbill, daemon):
     daemon.answers[("GET", "/api/ps")] = (200, PS)
     shown = watchbill("ps").stdout
-    assert "tiny " in shown and "60%/40% CPU/GPU" in shown and "stays" in shown
+    assert "tiny " in shown and "60%/40% CPU/GPU" in shown and "Forever" in shown
     assert json.loads(watchbill("ps", "--json").stdout) == PS
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [(0.4, "Less than a second"), (1, "1 second"), (59, "59 seconds"), (61, "About a minute"), (299, "4 minutes"),
+     (3600, "About an hour"), (20 * 3600, "20 hours"), (3 * 86400, "3 days"), (21 * 86400, "3 weeks"),
+     (90 * 86400, "3 months"), (1000 * 86400, "2 years")],
+)  # fmt: skip
+def test_times_are_told_in_ollamas_words(seconds, words):
+    """Issue 19: `5 minutes from now` and `3 weeks ago`, as in Ollama's `ps` and `list`."""
+    assert about(round(seconds * 1000)) == words
 
 
 def test_stop_evicts_and_rm_deletes(watchbill, daemon):
@@ -50,7 +63,7 @@ def test_stop_evicts_and_rm_deletes(watchbill, daemon):
         1,
         "watchbill: a is a model of the config; take it out there\n",
     )
-    assert watchbill("rm").returncode == 1
+    assert watchbill("rm").returncode == 2, "wrong use"
 
 
 def test_rm_says_which_other_names_go_with_the_file(watchbill, daemon):
