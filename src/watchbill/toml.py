@@ -6,6 +6,7 @@ and digits are applied here, because the parser has none.
 """
 
 import re
+import shlex
 import tomllib
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping
@@ -154,7 +155,10 @@ def _syntax_problem(message: str, text: str, origin: str) -> Problem:
         return Problem(origin, line, show_key(path), "is declared twice", "merge the two tables")
     if said == "Cannot overwrite a value":
         return Problem(origin, line, "", "sets a key that is already set", "keep one of them")
-    return Problem(origin, line, "", f"is not TOML: {said[:1].lower()}{said[1:200]}", "see https://toml.io")
+    hint = "see https://toml.io"
+    if origin.endswith((".yaml", ".yml")):
+        hint = f"a config of llama-swap becomes one with: watchbill config import llama-swap {shlex.quote(origin)}"
+    return Problem(origin, line, "", f"is not TOML: {said[:1].lower()}{said[1:200]}", hint)
 
 
 # ------------------------------------------------------------------ lines of keys

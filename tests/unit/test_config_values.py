@@ -59,6 +59,12 @@ MATRIX = [
      '1: models.llama3.2: a name with a dot needs quotes; write [models."llama3.2.1b"]'),
     ("[models.qwen2.5]\nengine = 'llamacpp'",
      '1: models.qwen2.5: a name with a dot needs quotes; write [models."qwen2.5"]'),
+    # words of other programs
+    (MODEL + "ttl = 300", '3: models.a.ttl: is not a key that Watchbill knows; write idle = "5m"'),
+    (MODEL + "path = 'x.gguf'", "3: models.a.path: is not a key that Watchbill knows; write source = ..."),
+    (MODEL + "num_ctx = 1", "3: models.a.num_ctx: is not a key that Watchbill knows; write context = 8192"),
+    (MODEL + "n-gpu-layers = 99", "3: models.a.n-gpu-layers: is not a key that Watchbill knows; models go to a card "
+     'where one has room; write devices = ["gpu:0"] to choose one'),
     (MODEL + 'aliases = [\n "b",\n 3]', "5: models.a.aliases[1]: must be a text, not 3"),
     (MODEL + "priority = true", "3: models.a.priority: must be a whole number, not true; write priority = 3"),
     (MODEL + "env = { A = 1 }", "3: models.a.env.A: must be a text, not 1"),
@@ -267,3 +273,10 @@ def test_a_lanes_fallback_has_no_place_that_a_door_cannot_fill(text: str, is_rig
         assert parse(written, base=BASE, origin="w.toml", environment={}).lanes["b"].fallback == text
     else:
         assert "lanes.b.fallback" in complaints(written)[0]
+
+
+def test_a_config_of_llama_swap_is_told_how_it_becomes_one() -> None:
+    """Issue 19: `up --config config.yaml` is what people who come from there type first."""
+    with pytest.raises(ConfigError) as failure:
+        parse("models:\n  a:\n    cmd: x\n", base=Path("/nowhere"), origin="config.yaml", environment={})
+    assert str(failure.value).endswith("watchbill config import llama-swap config.yaml")

@@ -3,14 +3,17 @@
 import configparser
 import json
 import re
+import shlex
 import shutil
 import subprocess
+import tomllib
 from pathlib import Path
 
 import pytest
 import yaml
 
 from unit.test_metrics import STATUS, telling
+from watchbill.cli.app import build_app
 from watchbill.config import parse
 from watchbill.core.messages import AlertKind
 from watchbill.metrics import DEVICE_GAUGES, STATES, Metrics
@@ -75,6 +78,95 @@ def test_the_units_tell_systemd_when_they_are_ready_and_how_to_reload() -> None:
         assert service["Type"] == "notify" and "HUP" in service["ExecReload"], path.name
         assert re.search(r"/watchbill up$", service["ExecStart"]), path.name
         assert unit["Install"]["WantedBy"] in {"multi-user.target", "default.target"}
+
+
+# ------------------------------------------------------------------ the image and its compose file
+
+#: What a service, and the file itself, may have by the Compose Specification; a wrong word stops `docker compose up`.
+SERVICE_KEYS = {
+    "build", "command", "deploy", "entrypoint", "environment", "healthcheck", "image", "init", "ports", "profiles",
+    "restart", "secrets", "stop_grace_period", "user", "volumes",
+}  # fmt: skip
+FILE_KEYS = {"services", "secrets", "volumes"}
+
+
+def dockerfile() -> list[tuple[str, str]]:
+    """The instructions of the Dockerfile, with lines that go on joined."""
+    text = re.sub(r"\\\n\s*", "", (DEPLOY / "Dockerfile").read_text())
+    lines = [line for line in text.splitlines() if line and not line.startswith("#")]
+    return [(word, rest) for word, _, rest in (line.partition(" ") for line in lines)]
+
+
+def test_the_compose_file_is_one_by_its_specification() -> None:
+    """Issue 19: keys, ports, mounts, words and durations have the forms that Compose reads."""
+    document = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
+    assert set(document) <= FILE_KEYS
+    for name, service in document["services"].items():
+        assert set(service) <= SERVICE_KEYS, name
+        assert ("build" in service) != ("image" in service)
+        assert service["restart"] in {"no", "always", "on-failure", "unless-stopped"}
+        assert re.fullmatch(r"\d+s", service.get("stop_grace_period", "10s"))
+        assert all(re.fullmatch(r"[\d.]+:\d+:\d+", port) for port in service["ports"])
+        for source, target, *mode in (mount.split(":") for mount in service["volumes"]):
+            assert target.startswith("/") and mode in ([], ["ro"])
+            assert source in document["volumes"] or (DEPLOY / source).is_file()
+        assert all(isinstance(value, str) for value in service.get("environment", {}).values())
+        assert set(service.get("secrets", ())) <= set(document["secrets"])
+    named = re.findall(r"\$\{(\w+)(:\?[^}]+)?\}", (DEPLOY / "compose.yaml").read_text())
+    assert {variable for variable, _ in named} == {"WATCHBILL_KEY", "HOME"}
+    assert any(complaint for _, complaint in named), "without a key it says what to set, and does not start"
+
+
+def test_the_compose_file_and_the_image_name_the_same_folders_ports_and_user() -> None:
+    """Issue 19: the volume is the root of the image, and the image's own user may write there."""
+    service = yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"]["watchbill"]
+    steps = dockerfile()
+    told = {word: rest for word, rest in steps if word in {"USER", "VOLUME", "EXPOSE", "STOPSIGNAL"}}
+    environment = dict(each.split("=", 1) for each in dict(steps)["ENV"].split())
+    assert told["VOLUME"] == environment["WATCHBILL_HOME"]
+    assert f"data:{told['VOLUME']}" in service["volumes"]
+    runs = [rest for word, rest in steps if word == "RUN"]
+    made = f"useradd --create-home --uid 10001 {told['USER']} && install -d -o {told['USER']} -m 700 {told['VOLUME']}"
+    assert made in runs[-1]
+    assert service["ports"][0].endswith(f":{told['EXPOSE']}")
+    venv = environment["PATH"].removesuffix("/bin:$PATH")
+    assert ("COPY", f"--from=build {venv} {venv}") in steps and f"python3 -m venv {venv}" in runs[1]
+    assert int(service["stop_grace_period"].removesuffix("s")) > 30, "the daemon drains for 30 s"
+    assert told["STOPSIGNAL"] == "SIGTERM"
+    config = next(mount.split(":")[1] for mount in service["volumes"] if mount.startswith("./"))
+    assert f"--config {config}" in service["entrypoint"][-1]
+
+
+def test_the_image_starts_commands_that_exist_and_builds_with_the_locked_builder() -> None:
+    """Issue 19: health check, entry point and command by the real command line."""
+    steps = dict(dockerfile())
+    health = json.loads(steps["HEALTHCHECK"].partition(" CMD ")[2])
+    service = yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"]["watchbill"]
+    shell = re.split(r" && (?:exec )?", service["entrypoint"][-1])
+    commands = [
+        health,
+        [*json.loads(steps["ENTRYPOINT"]), *json.loads(steps["CMD"])],
+        *map(shlex.split, shell),
+    ]
+    project = tomllib.loads((DEPLOY.parent / "pyproject.toml").read_text())
+    for program, *words in commands:
+        assert program in project["project"]["scripts"]
+        _command, bound, _ignored = build_app(words[0]).parse_args(
+            words, print_error=False, exit_on_error=False
+        )
+        assert bound is not None
+    assert steps["ARG"].startswith("BASE=")
+    (built_with,) = project["build-system"]["requires"]
+    assert any(built_with in rest for word, rest in dockerfile() if word == "RUN"), built_with
+
+
+def test_the_build_gets_the_sources_and_not_what_lies_beside_them() -> None:
+    """Issue 19: an environment of 600 MB and the history are not sent to the builder."""
+    left_out = (DEPLOY.parent / ".dockerignore").read_text().split()
+    assert {".git", ".venv", "dist"} <= set(left_out)
+    project = tomllib.loads((DEPLOY.parent / "pyproject.toml").read_text())["project"]
+    needed = {"src", "pyproject.toml", project["readme"], "LICENSE"}
+    assert not needed & set(left_out)
 
 
 # ------------------------------------------------------------------ Prometheus and Grafana

@@ -112,6 +112,7 @@ SPOKEN = {"ls": "list", "serve": "up", "help": "--help"}
 #: Words of other programs, and what to do instead.
 ELSEWHERE = {
     "create": "write [models.NAME] into watchbill.toml, or let a client of Ollama call POST /api/create",
+    "version": "write: watchbill --version",
     "push": "Watchbill uploads no models",
     "signin": "Watchbill has no accounts; keys of callers are in [server] keys",
     "signout": "Watchbill has no accounts; keys of callers are in [server] keys",

@@ -103,13 +103,35 @@ def _wrong(detail: ErrorDetails) -> Wrong:
     return (path, f"must be {expected}, not {_shown(detail['input'])}", advice)
 
 
+#: Keys of Ollama, llama.cpp and llama-swap, in small letters without - and _, and what to write here.
+_ELSEWHERE: dict[tuple[str, ...], dict[str, str]] = {
+    ("models", "*"): {
+        **dict.fromkeys(("ttl", "keepalive", "unloadafter"), 'write idle = "5m"'),
+        **dict.fromkeys(
+            ("nctx", "numctx", "ctxsize", "contextlength", "maxmodellen"), "write context = 8192"
+        ),
+        **dict.fromkeys(("path", "file", "model", "modelpath", "gguf", "from"), "write source = ..."),
+        **dict.fromkeys(
+            ("gpulayers", "ngpulayers", "ngl", "numgpu", "gpu"),
+            'models go to a card where one has room; write devices = ["gpu:0"] to choose one',
+        ),
+        **dict.fromkeys(("numparallel", "parallel", "np", "slots"), "write concurrency = 4"),
+        **dict.fromkeys(("numthread", "nthreads"), "write threads = 4"),
+        **dict.fromkeys(("args", "extraargs", "flags"), 'write arguments = ["--flash-attn", "on"]'),
+        "proxy": 'write url = "http://127.0.0.1:9000" for a server that others run',
+    },
+}
+
+
 def _unknown(path: KeyPath) -> tuple[str, str]:
     place = place_of(path)
     feature = planned_feature(place)
     if feature is not None:
         return f"this version of Watchbill does not have {feature}", "remove it"
     table = TABLES.get(place[:-1])
-    return "is not a key that Watchbill knows", did_you_mean(place[-1], list(keys_of(table)) if table else [])
+    known = list(keys_of(table)) if table else []
+    meant = _ELSEWHERE.get(place[:-1], {}).get(re.sub(r"[-_]", "", place[-1].lower()))
+    return "is not a key that Watchbill knows", meant or did_you_mean(place[-1], known)
 
 
 def _unquoted_name(detail: ErrorDetails) -> KeyPath | None:
