@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from typing import cast
 
 import msgspec
 import pytest
@@ -227,3 +228,18 @@ async def test_an_engines_hostile_answer_holds_up_nobody(name: str, path: str, s
         asking = asyncio.ensure_future(opened.ask(path, asked))
         assert await longest_pause(asking) < LAG_S_MAX
         assert (await asking).status in (200, 502)
+
+
+async def test_the_sizes_of_a_joined_text_are_those_of_all_its_parts() -> None:
+    """R42: a prompt that is joined of many long parts is as long as all of them."""
+    found, lifted = await parse_large(json.dumps({"a": ["x" * 200_000, "y" * 100_000]}).encode())
+    joined = "\n".join(cast("list[str]", found["a"]))
+    assert lifted.size_of(joined) == lifted.bytes_of(joined, 2**30) == 300_001
+    assert lifted.bytes_of(joined, 1_000) > 1_000
+
+
+async def test_of_what_is_not_put_back_the_beginning_is_shown() -> None:
+    """SPOOL-13: no mark is in what people read."""
+    found, lifted = await parse_large(json.dumps({"a": "x" * 200_000}).encode())
+    assert lifted.without(found) == {"a": "x" * 64 + "..."}
+    assert lifted.hidden(f"no model {found['a']!r} is here") == f"no model '{'x' * 64}...' is here"

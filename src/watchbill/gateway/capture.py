@@ -106,7 +106,8 @@ class Tap:
         asked = context.asked or {}
         prompt = next((asked[name] for name in ("messages", "prompt", "input") if name in asked), None)
         if context.lifted is not None:
-            prompt = context.lifted.restore(prompt, CAPTURE_PROMPT_BYTES_MAX)
+            found = context.lifted.restore(prompt, CAPTURE_PROMPT_BYTES_MAX)
+            prompt = context.lifted.without(prompt) if found is prompt else found
         answer = await _text_of(self._pieces)
         model = context.model or str(asked.get("model") or "")
         tier = Tier.LOCAL if context.start is None else context.start.tier

@@ -14,6 +14,7 @@ import asyncio
 import codecs
 import re
 import secrets
+from collections.abc import Callable
 from typing import cast
 
 import msgspec
@@ -67,8 +68,8 @@ class Lifted:
         self._word = secrets.token_hex(8)
         self._marks = re.compile(self._word.encode() + rb"\.([0-9]+)" + _END)
         self._mark = re.compile(f"{_MARK}{self._word}\\.([0-9]+){_MARK}")
+        self._shown = re.compile(rf"(?:\\+x01|{_MARK}| )?{self._word}(?:\.[0-9]+)?(?:\\+x01|{_MARK}| )?")
         self._texts: list[Piece] = []  # the inside of each, as it came
-        self.size = 0
 
     def add(self, text: Piece) -> bytes:
         """Takes the inside of a text; gives what stands in its place, with quotes."""
@@ -78,7 +79,6 @@ class Lifted:
         start = beginning.end() if beginning is not None else 0
         mark = f'"{bytes(text[:start]).decode()}\\u0001{self._word}.{len(self._texts)}\\u0001"'
         self._texts.append(text[start:])
-        self.size += len(text) - start
         return mark.encode()
 
     def fill(self, outgoing: Outgoing) -> Outgoing:
@@ -97,21 +97,30 @@ class Lifted:
             return value
         return _decode(b"".join(pieces))
 
+    def without(self, value: object) -> object:
+        """A value of which nothing is put back: each long text is its beginning, with dots behind it."""
+        pieces = self._filled(msgspec.json.encode(value), lambda _: b"...")
+        return _decode(b"".join(pieces))
+
+    def hidden(self, message: str) -> str:
+        """A message that quotes texts of the frame, with dots in place of marks, also where these are escaped."""
+        return self._shown.sub("...", message)
+
     def size_of(self, text: str) -> int:
         """The bytes of a text of the frame with what was lifted out of it, as they came."""
-        found = self._mark.search(text)
-        return len(text) if found is None else found.start() + len(self._texts[int(found[1])])
+        marks = list(self._mark.finditer(text))
+        return len(text) + sum(len(self._texts[int(mark[1])]) - len(mark[0]) for mark in marks)
 
     def bytes_of(self, text: str, enough: int) -> int:
         """At least how many bytes a text has once it is decoded; not counted further than to `enough`."""
-        found = self._mark.search(text)
-        if found is None:
-            return len(text)
-        piece, size, at = self._texts[int(found[1])], found.start(), 0
-        while at < len(piece) and size <= enough:
-            window = bytes(piece[at : at + JSON_WINDOW_BYTES])
-            size += len(window) - window.count(b"\\") - 4 * window.count(b"\\u")
-            at += len(window)
+        marks = list(self._mark.finditer(text))
+        size = len(text) - sum(len(mark[0]) for mark in marks)
+        for mark in marks:
+            piece, at = self._texts[int(mark[1])], 0
+            while at < len(piece) and size <= enough:
+                window = bytes(piece[at : at + JSON_WINDOW_BYTES])
+                size += len(window) - window.count(b"\\") - 4 * window.count(b"\\u")
+                at += len(window)
         return size
 
     def cut(self, text: str, most: int) -> str:
@@ -123,13 +132,14 @@ class Lifted:
         self._texts.append(piece[: _end_before(piece, most - found.start())])
         return f"{text[: found.start()]}{_MARK}{self._word}.{len(self._texts) - 1}{_MARK}"
 
-    def _filled(self, frame: bytes) -> list[bytes]:
+    def _filled(self, frame: bytes, text_of: Callable[[int], Piece] | None = None) -> list[bytes]:
+        text_of = text_of or self._texts.__getitem__
         pieces: list[Piece] = []
         done = 0
         for found in self._marks.finditer(frame):
             slashes = len(found[2])
             pieces.append(frame[done : found.start() - slashes - len("u0001")])
-            pieces.append(_nested(self._texts[int(found[1])], slashes))
+            pieces.append(_nested(text_of(int(found[1])), slashes))
             done = found.end()
         pieces.append(frame[done:])
         return cast("list[bytes]", pieces)  # who writes them to a socket takes views as well

@@ -26,6 +26,8 @@ def refusal(
 ) -> Response:
     """A whole answer that says what went wrong; `beside` goes next to the error where the dialect has room for it."""
     path, lines = context.request.path, context.lines()
+    if context.lifted is not None:  # a message may quote a long text, of which only the beginning is at hand
+        error.args = (context.lifted.hidden(str(error)), *error.args[1:])
     if path.startswith("/lane/"):
         path = "/" + path.removeprefix("/lane/").partition("/")[2]
     if path == "/" or (path.startswith("/api/") and not path.startswith("/api/v0/")):

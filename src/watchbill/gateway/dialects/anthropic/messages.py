@@ -88,7 +88,7 @@ class AnthropicApi:
 
 
 def _estimate(context: RequestContext, chat: Fields) -> int:
-    return request.estimate_tokens(chat, context.lifted.size if context.lifted else 0)
+    return request.estimate_tokens(chat, context.lifted)
 
 
 class MessagesOut(StreamOut):

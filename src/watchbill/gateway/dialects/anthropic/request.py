@@ -15,6 +15,7 @@ from watchbill.gateway.dialects.anthropic.tools import offered
 from watchbill.gateway.dialects.anthropic.treatment import FIELDS
 from watchbill.gateway.dialects.thoughts import EFFORTS, thinking_fields
 from watchbill.gateway.dialects.treatment import Treatment
+from watchbill.gateway.lifting import Lifted
 from watchbill.gateway.limits import STOP_SEQUENCE_CHARS_MAX, STOP_SEQUENCES_MAX
 from watchbill.gateway.typed import is_word
 from watchbill.quoting import cut
@@ -106,10 +107,11 @@ def for_llamacpp(asked: Asked) -> Fields:
     return told if budget is None else {**told, "thinking_budget_tokens": budget}
 
 
-def estimate_tokens(chat: Fields, lifted: int = 0) -> int:
-    """About how many tokens a chat has, for engines that do not count them; `lifted`: bytes that are not in it."""
+def estimate_tokens(chat: Fields, lifted: Lifted | None = None) -> int:
+    """About how many tokens a chat has, for engines that do not count them."""
     counted = {name: chat[name] for name in ("messages", "tools") if name in chat}
-    return max(1, (len(encode(counted)) + lifted) // _CHARS_PER_TOKEN)
+    size = len(encode(counted)) if lifted is None else sum(map(len, lifted.written(counted)))
+    return max(1, size // _CHARS_PER_TOKEN)
 
 
 def _check_names(given: Fields) -> None:

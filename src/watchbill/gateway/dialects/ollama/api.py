@@ -32,7 +32,8 @@ from watchbill.gateway.dialects.ollama.response import (
 from watchbill.gateway.dialects.ollama.shortening import Shortening, shorter_texts
 from watchbill.gateway.fallback import Fallback
 from watchbill.gateway.http.messages import Answer, Response
-from watchbill.gateway.limits import SHORTENINGS_MAX
+from watchbill.gateway.lifting import Lifted
+from watchbill.gateway.limits import CONTEXT_TEXT_BYTES_MAX, SHORTENINGS_MAX
 from watchbill.gateway.model_calls import Fields, ModelCalls, Sender
 from watchbill.gateway.relay import Collector
 from watchbill.gateway.request_context import RequestContext
@@ -143,7 +144,9 @@ class OllamaApi:
             return await self._load_only(context, submission, telling, model, leaves=leaves)
         submission = await self._allow(submission, body, model, chat=chat)
         telling.turns = (
-            None if chat or body.get("raw") or body.get("suffix") else _turns(body, model, services)
+            None
+            if chat or body.get("raw") or body.get("suffix")
+            else _turns(body, model, services, context.lifted)
         )
         telling.note = await self._not_as_asked(body, model)
         is_cut = chat and body.get("truncate") is not False
@@ -314,15 +317,24 @@ def _is_ollama(services: Services, model: Model) -> bool:
     return services.driver.catalog.engines[model.engine].driver == "ollama"
 
 
-def _turns(body: Fields, model: Model, services: Services) -> list[tuple[str, str]] | None:
-    """The conversation so far, which the answer hands back; None where an Ollama keeps it."""
+def _turns(
+    body: Fields, model: Model, services: Services, lifted: Lifted | None
+) -> list[tuple[str, str]] | None:
+    """The conversation so far, which the answer hands back; None where an Ollama keeps it, or it is too long."""
     if _is_ollama(services, model):
         return None
     turns = read_context(body.get("context"))
     system = body.get("system")
     if isinstance(system, str) and system:
         turns = [("system", system), *(turn for turn in turns if turn[0] != "system")]
-    return [*turns, ("user", str(body.get("prompt") or ""))]
+    turns = [*turns, ("user", str(body.get("prompt") or ""))]
+    if lifted is None:
+        return turns
+    kept: list[tuple[str, str]] = []
+    for turn in turns:  # of one that is too long nothing is kept, nor of those before it
+        found = lifted.restore(turn, CONTEXT_TEXT_BYTES_MAX)
+        kept = [] if found is turn else [*kept, (turn[0], str(cast("list[object]", found)[1]))]
+    return kept
 
 
 class _Asking:

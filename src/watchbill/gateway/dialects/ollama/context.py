@@ -19,15 +19,11 @@ Fields = dict[str, object]
 #: The first number of each list of ours.
 _MAGIC = 0x57_42_01
 _BYTES_PER_NUMBER = 3
-#: In place of a long text of a large body, which is not at hand.
-_MARK = "\x01"
 _FOREIGN = "context was not made by this server; send the one of its last answer, or none"
 
 
 def write_context(turns: list[tuple[str, str]]) -> list[int] | None:
-    """Turns, each a role and a text, as numbers. None where a text is not at hand."""
-    if any(_MARK in text for _, text in turns):
-        return None
+    """Turns, each a role and a text, as numbers. None where the last one is too long."""
     text = msgspec.json.encode(turns)
     while len(text) > CONTEXT_TEXT_BYTES_MAX:
         if not turns:

@@ -142,8 +142,8 @@ class ResponsesApi:
         tokens = None if counted is None else counted.get("input_tokens")
         told: Fields = {"object": "response.input_tokens", "input_tokens": tokens}
         if not is_count(tokens):
-            lifted = context.lifted.size if context.lifted else 0
-            told |= {"input_tokens": request.estimate_tokens(chat, lifted), "watchbill": {"estimated": True}}
+            estimate = request.estimate_tokens(chat, context.lifted)
+            told |= {"input_tokens": estimate, "watchbill": {"estimated": True}}
         return json_response(told, context.lines())
 
     async def compact(self, context: RequestContext) -> Answer:

@@ -17,6 +17,7 @@ from watchbill.gateway.dialects.responses.items import as_messages, input_items
 from watchbill.gateway.dialects.responses.treatment import FIELDS, INCLUDES
 from watchbill.gateway.dialects.thoughts import EFFORTS, thinking_fields
 from watchbill.gateway.dialects.treatment import Treatment
+from watchbill.gateway.lifting import Lifted
 from watchbill.gateway.options import read_metadata
 from watchbill.gateway.typed import is_word
 from watchbill.quoting import quoted
@@ -130,10 +131,11 @@ def fitting(
     return [*messages[:fixed], *messages[first:]]
 
 
-def estimate_tokens(chat: Fields, lifted: int = 0) -> int:
-    """About how many tokens a chat has; `lifted`: bytes that are not in it."""
+def estimate_tokens(chat: Fields, lifted: Lifted | None = None) -> int:
+    """About how many tokens a chat has."""
     counted = {name: chat[name] for name in ("messages", "tools") if name in chat}
-    return max(1, (len(encode(counted)) + lifted) // 4)
+    size = len(encode(counted)) if lifted is None else sum(map(len, lifted.written(counted)))
+    return max(1, size // 4)
 
 
 # ------------------------------------------------------------------ checks
