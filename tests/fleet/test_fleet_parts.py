@@ -504,7 +504,7 @@ def test_signals_are_read_as_people_and_the_coordinator_write_them(root: Path) -
     others = signals.pending(disk, "gpu-2")
     assert [(each.task, each.is_garbled) for each in others] == [("transcribe_v2", False), ("", True)]
     assert dict(signals.strays(disk, ["gpu-1", "gpu-2"])) == {
-        "gpu-1.nonsense": signals.Stray.NO_SIGNAL, "gpu-10.stop": signals.Stray.NOBODY,
+        "gpu-1.nonsense": signals.Stray.NO_SIGNAL, "gpu-10.stop": signals.Stray.NO_AGENT,
     }  # fmt: skip
     assert len(os.listdir(root / "signals")) == 4
 

@@ -224,7 +224,7 @@ def test_a_request_is_explained_and_cancelled(page: Page, daemon: Daemon) -> Non
     for caller in callers:
         caller.join(10)
         assert not caller.is_alive()
-    page.until_text("Nobody waits", "#requests")
+    page.until_text("No request waits", "#requests")
 
 
 def test_a_log_is_followed_and_a_model_explained(page: Page, daemon: Daemon, place: Place) -> None:
@@ -568,7 +568,7 @@ def test_a_page_that_knows_nothing_claims_nothing(chromium: Browser, daemon: Dae
     page.until_text("the daemon is away")
     said = page.text()
     assert "the page waits for the daemon" in said
-    assert not any(claim in said for claim in ("Nobody waits", "No model", "of 0 models")), said
+    assert not any(claim in said for claim in ("No request waits", "No model", "of 0 models")), said
     page.ask("Network.setBlockedURLs", urls=[])
     page.until_text("live", "#pulse")
     assert "In memory" in page.text() and "the page waits for the daemon" not in page.text()

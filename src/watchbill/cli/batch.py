@@ -53,7 +53,8 @@ def submit(
     """Hand a file of requests to the daemon.
 
     Each line is {"custom_id", "method": "POST", "url", "body"}, as for OpenAI's Batch API. The lines are answered when
-    nobody waits for the models, also after a restart. With --follow the exit code is 1 unless every line is answered.
+    no request waits for the models, also after a restart. With --follow the exit code is 1 unless every line is
+    answered.
     """
     session = common.session()
     content = _upload(session, file, endpoint, window)

@@ -32,8 +32,8 @@ def wanting(state: State) -> list[Candidate]:
 
 
 def is_held_back(state: State, model: Candidate) -> bool:
-    """RES-23: whether only leased work wants it while somebody works at this machine; also work that gave up, and whose
-    turn is held: a load for nobody would take the person's memory."""
+    """RES-23: whether only leased work wants it while a person works at this machine; also work that gave up, and whose
+    turn is held: such a load would take the person's memory."""
     if not state.leases_held_back or model.spec.permanent:
         return False
     return min(model.top_class(), model.turn_class()) is WorkClass.LEASED

@@ -130,7 +130,7 @@ def _shortest_turn(model: Candidate) -> float:
 
 
 def _answer_ms(model: Candidate) -> float:
-    """One answer. A guess counts as a load at most: nobody's turn is cut short for a long answer that nobody saw."""
+    """One answer. A guess counts as a load at most: no turn is cut short for a long answer that was never measured."""
     return min(model.service.ms, model.load.ms) if model.service.is_guess else model.service.ms
 
 

@@ -565,7 +565,7 @@ class JournalEvent(StrEnum):
     ROUTE = "route"  # another site serves
     LEASE = "lease"  # a peer has the right to a model
     LEASE_END = "lease_end"
-    LEASE_REVOKED = "lease_revoked"  # somebody works here: leased work makes way
+    LEASE_REVOKED = "lease_revoked"  # a person works here: leased work makes way
     LEASE_RESTORED = "lease_restored"  # it was quiet for long enough
     COST = "cost"  # an estimate of what an answer, or a time, of a tier cost
     SPENT = "spent"  # the daily limit of a tier is reached

@@ -501,7 +501,7 @@ class ModelState(CandidateState):
 
     @property
     def hangs_at(self) -> float:
-        """When nobody should expect any more that its load is over soon."""
+        """The moment after which its load is no longer expected to be over soon."""
         return self.slow_at if self.load.is_guess else self.stuck_at
 
     @property

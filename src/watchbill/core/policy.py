@@ -288,7 +288,7 @@ class Rate:
         until = min(mine.begins, passed_until(state, model, request, now))
         found = found.after(until - now + model.load.ms)
         if now <= mine.latest and goes_first(state, model, request, ahead, now):
-            found = found.before(mine.latest - now + mine.shortest_ms)  # nobody keeps it from its hard turn
+            found = found.before(mine.latest - now + mine.shortest_ms)  # no other model delays its hard turn
         if request.work_class > WorkClass.INTERACTIVE:
             found = found.before(self._brought_in_ms(state, model, request, found.ms, now))
         return found
@@ -341,7 +341,7 @@ class Rate:
     def _stays_ms(
         self, state: State, other: ModelState, model: Candidate, request: Request, *, waiting: float, now: int
     ) -> float:
-        """How long another model stays after it ran dry, if nobody comes back."""
+        """How long another model stays after it ran dry, if no request comes back."""
         balance = self.balance(state, model, (other,), now, waiting=waiting)
         asked = other.inertia * other.demand(now)
         if replace(balance, residual_ms=0.0, momentum=asked).tips:

@@ -89,7 +89,7 @@ class Cause(StrEnum):
     BUDGET = "budget"  # its device holds more than it may
     MAINTENANCE = "maintenance"  # its device is lent to the operator
     LOAN = "loan"  # it was idle, and its memory is lent
-    LEASE = "lease"  # only a peer needed it, and somebody works here
+    LEASE = "lease"  # only a peer needed it, and a person works here
     HOST = "host"  # the program that hosts it unloads it
     OPERATOR = "operator"  # by hand
     CALLER = "caller"  # a caller's keep_alive of 0

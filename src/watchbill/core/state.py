@@ -78,7 +78,7 @@ class State:
         self.ledger = Ledger(catalog)
         self.copies: dict[str, list[ModelState]] = {}  # model -> its copies at other sites, in routing order
         self.leases: dict[str, Lease] = {}  # of peers; kept by `leases`
-        self.leases_held_back = False  # somebody works here: no leased request starts
+        self.leases_held_back = False  # a person works here: no leased request starts
         self.person_at = NEVER  # the last interactive work of this machine
         self.closed_sites: dict[str, Bar] = {}  # tiers that take nothing now
         self.silent: dict[str, str] = {}  # engine -> why the program behind it cannot be asked

@@ -51,7 +51,7 @@ __all__ = [
 SOFT_TURN_LOWER = 1.0
 SOFT_TURN = 3.0
 #: An overdue model is still overtaken by a better class or priority that would run out of patience, for this many times
-#: the patience of that request. Then its turn comes, whoever waits.
+#: the patience of that request. Then its turn comes, whatever else waits.
 OVERTAKEN_PATIENCES = 2.0
 Rank = tuple[WorkClass, bool, int]
 
@@ -327,7 +327,7 @@ def finishing_ms(state: State, model: Candidate, oldest: Request, now: int) -> f
 
 
 def is_cut_short(victim: ModelState, turn: Turn, now: int) -> bool:
-    """Whether a quantum ends after one answer, because somebody of a better class or priority would run out of patience
+    """Whether a quantum ends after one answer, because a request of a better class or priority would run out of patience
     who need not."""
     if not turn.is_hard or not victim.has_answered(now):
         return False

@@ -83,7 +83,7 @@ class PeerHost:
         hold.progress.text = f"the peer {self._name} had not answered"
         asked_at = time.monotonic()
         reply = await self._ask("POST", _PATH, {"model": there})
-        if reply.status in _FINAL_STATUSES:  # its config or ours is wrong: nobody waits for that
+        if reply.status in _FINAL_STATUSES:  # its config or ours is wrong: waiting does not mend that
             raise LoadError(f"the peer {self._name} gives no lease: {_said(reply)}", hopeless=True)
         if reply.status != 200:
             raise LoadError(f"the peer {self._name} gives no lease: {_said(reply)}", blame=Blame.HOST)

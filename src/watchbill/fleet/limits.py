@@ -63,7 +63,7 @@ ROOM_BYTES_MIN = 65_536
 #: Submitted plans that are opened, and signals that are read, in one turn.
 INBOX_PER_TURN_MAX = 16
 SIGNALS_MAX = 1_000
-#: How long a signal that names no task is left: somebody may be writing it.
+#: How long a signal that names no task is left: its writer may not be done.
 SIGNAL_SETTLE_MS = 2_000
 #: A result.json, and how much of one rides in the result line.
 TASK_RESULT_BYTES_MAX = 2**20

@@ -32,7 +32,7 @@ class Charge:
         self._began = time.monotonic()
         self.tokens = TokenCount(_nothing, prompt)
         self.estimate = 0.0 if reserved is None else reserved.amount
-        self.is_free = False  # nobody was there to take the request, or its server refused it
+        self.is_free = False  # no server was there to take the request, or it refused
 
     def end(self, request: str) -> float:
         """The turn is over. Returns an estimate of what it cost."""

@@ -516,7 +516,7 @@ class Relay(AbstractContextManager["Relay", None]):
         if self._charge is not None:
             self._charge.is_free = error.kind is FailureKind.CONNECT
         cut = self.ticket.cut
-        # An engine that was gone before it was asked has failed nobody: the turn just goes back.
+        # An engine that was gone before it was asked has failed no request: the turn goes back.
         was_unused = cut is CutKind.ENGINE_FAILED and self._call is None
         if cut not in (CutKind.REQUEUE, CutKind.BOUNDARY) and not was_unused:
             is_second = self._failed_attempt is not None and not self._advances() and not self._is_away(error)

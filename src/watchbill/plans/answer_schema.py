@@ -1,4 +1,4 @@
-"""The JSON Schema of an answer, as far as a look at it tells that nobody could use it. Pure, standard library only.
+"""The JSON Schema of an answer, and the faults of it that make every answer fail. Pure, standard library only.
 
 The agent checks answers with a real validator; this finds the mistakes that people make before anything runs.
 """

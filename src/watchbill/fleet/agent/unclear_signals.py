@@ -1,6 +1,6 @@
 """Signals that do not say which task they mean: an abort or a kill without a name, or with one that cannot be read.
 
-Somebody may still be writing the file, so nothing happens at once. After a while an empty one means the only task that
+The file may still be being written, so nothing happens at once. After a while an empty one means the only task that
 runs. One that makes no sense ends nothing; it is told of once and stays where it is.
 """
 

@@ -109,7 +109,7 @@ class Coordinator:
         self._ladder = Ladder(stuck_after_ms)
         self._heating = Heating()
         self._stranded = Stranded()
-        self._strays: frozenset[str] = frozenset()  # files among the signals that nobody obeys
+        self._strays: frozenset[str] = frozenset()  # files among the signals that no agent obeys
         self._stuck: set[str] = set()  # slips whose agents were asked to abort them
         self._active = ActiveBatches(disk, wall_ms, fleet)
         self._acts = Acts(disk, self._board, wall_ms)
@@ -329,7 +329,7 @@ class Coordinator:
                 )
 
     def _tell_of_strays(self) -> None:
-        """Say once which files among the signals nobody obeys."""
+        """Say once which files among the signals no agent obeys."""
         found = dict(strays(self._disk, self._living.keys()))
         for name in found.keys() - self._strays:
             _LOG.warning("action=signal file=%s why=%s", quoted(name), found[name].value)

@@ -7,7 +7,7 @@
     signals/AGENT.kill[.TASK]     the same, with SIGKILL
 
 The agent removes the file once it has obeyed, so a file that is still there was not obeyed yet. A file that names no
-task may be one that somebody is writing: it is obeyed at a later look, and one that makes no sense is left and told of.
+task may be half written: it is obeyed at a later look, and one that makes no sense is left and told of.
 """
 
 import re
@@ -44,10 +44,10 @@ class Order(Enum):
 
 
 class Stray(Enum):
-    """Why nobody obeys a file among the signals."""
+    """Why no agent obeys a file among the signals."""
 
     NO_SIGNAL = "no signal is called so"
-    NOBODY = "no agent of this name lives"
+    NO_AGENT = "no agent of this name lives"
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ def strays(disk: Disk, living: Collection[str]) -> Iterator[tuple[str, Stray]]:
         if not any(word in _WORDS for word in words):
             yield name, Stray.NO_SIGNAL
         elif not any(name.startswith(f"{agent}.") for agent in living):
-            yield name, Stray.NOBODY
+            yield name, Stray.NO_AGENT
         elif not any(_order_of(agent, name) for agent in living):
             yield name, Stray.NO_SIGNAL
 

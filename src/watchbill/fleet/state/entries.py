@@ -190,7 +190,7 @@ class Accept:
     peak_vram_mb: int = 0
     at_ms: int = 0
     peak_rss_mb: int = 0
-    is_unscored: bool = False  # its plan wants it evaluated, and nobody could
+    is_unscored: bool = False  # its plan wants it evaluated, and no evaluation succeeded
 
 
 @dataclass(frozen=True, slots=True)

@@ -385,7 +385,7 @@ class Ledger:
         return _effect(self._graph.start())
 
     def _goes_on(self, task: str, entry: Reopen) -> bool:
-        """Whether a task waits for its next attempt, and nobody asked for it: its failures count."""
+        """Whether a task waits for its next attempt without a request of a person: its failures count."""
         is_asked = not entry.again or task in entry.again or self.template_of(task) in entry.again
         return not is_asked and self.former[task].phase is Phase.READY
 

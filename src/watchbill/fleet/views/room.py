@@ -1,7 +1,7 @@
 """Room: whether the shared folder takes anything more, as a look from here tells. Standard library only.
 
 A full or read-only folder stops coordinator and agents without ending them: they claim nothing, and go on by themselves
-when there is room. Their heartbeats then stand still, which looks like a hang unless somebody looks here first.
+when there is room. Their heartbeats then stand still, which looks like a hang to a command that does not look here first.
 """
 
 import os
@@ -26,7 +26,7 @@ def shortage_of(root: Path) -> Shortage | None:
     try:
         found = os.statvfs(root)
     except OSError:
-        return None  # whoever reads the folder next says why
+        return None  # the next reader of the folder says why
     if found.f_flag & os.ST_RDONLY:
         return Shortage.READ_ONLY
     # A file system that counts nothing has no figures.

@@ -63,7 +63,7 @@ class BatchesApi:
             Created(
                 batches.now_ms(),
                 batches.new_id(Dialect.OPENAI),
-                stored.owner,  # that of a file of the time when there were no keys is nobody's
+                stored.owner,  # a file from the time before keys has no owner
                 Dialect.OPENAI,
                 str(endpoint),
                 file,

@@ -17,7 +17,7 @@ __all__ = ["list_item", "loaded_item", "quantization_of", "shown", "tagged"]
 
 Fields = dict[str, object]
 
-#: How a permanent model's end is written; Ollama says some 290 years for "for ever".
+#: How a permanent model's end is written; Ollama writes "no end" as some 290 years.
 _FOR_EVER = "2318-01-01T00:00:00Z"
 #: `general.file_type` of GGUF, as Ollama spells it.
 _QUANTIZATIONS = {

@@ -103,7 +103,7 @@ export function leasesView() {
       element: el("article", { class: "card" }, peer, text),
       update(row) {
         say(peer, row.peer);
-        say(text, `${row.model} · ${row.resting ? "rests, because somebody works here" : "may work here"}`);
+        say(text, `${row.model} · ${row.resting ? "rests while a person works here" : "may work here"}`);
       },
     };
   });
