@@ -47,6 +47,8 @@ class WorkClass(IntEnum):
     def __init__(self, number: int) -> None:
         #: Its answers stop at a boundary when they are in the way, and are continued: no person reads along.
         self.makes_way = number > 0
+        #: As journals, views and recordings write it. A member's name by itself takes two calls to look up.
+        self.word = self.name.lower()
 
 
 class Tier(StrEnum):

@@ -218,5 +218,5 @@ class _Task:
 
 
 def _json(report: Report) -> dict[str, object]:
-    classes = {work_class.name.lower(): asdict(figures) for work_class, figures in report.classes.items()}
+    classes = {work_class.word: asdict(figures) for work_class, figures in report.classes.items()}
     return {**asdict(report), "classes": classes}

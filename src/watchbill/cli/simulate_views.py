@@ -33,7 +33,7 @@ def draw_comparison(reports: Mapping[str, Report], terminal: Terminal) -> list[s
     classes = sorted({work_class for report in reports.values() for work_class in report.classes})
     columns = [Column("policy"), Column("loads", True), Column("loading", True), Column("answers", True)]
     for work_class in classes:
-        columns += [Column(work_class.name.lower(), True), Column("p95", True)]
+        columns += [Column(work_class.word, True), Column("p95", True)]
     rows: list[list[str]] = []
     for name, report in reports.items():
         row = [name, _count(report.loads), f"{report.loading_share:.0%}", _count(report.answered)]
@@ -85,7 +85,7 @@ def _person(figures: ClassFigures | None) -> list[str]:
 
 def _class_row(work_class: WorkClass, figures: ClassFigures) -> list[str]:
     return [
-        work_class.name.lower(), _count(figures.callers), _count(figures.answered), _share(figures),
+        work_class.word, _count(figures.callers), _count(figures.answered), _share(figures),
         _count(figures.refused), _count(figures.expired), _span(figures.wait_p50_ms),
         _span(figures.wait_p95_ms), _span(figures.wait_max_ms),
     ]  # fmt: skip

@@ -87,19 +87,25 @@ class MeanEstimate:
         # Comparisons instead of max(): this runs for every answer.
         predicted = self.ms
         count = self.count = self.count + 1
-        if not self._row:
-            self._usual_ms = predicted
-        if measured_ms > OFF_FACTOR * self._usual_ms and count > 1:
-            self._row += 1
-            self._row_ms += measured_ms
-            if self._row >= LONG_IN_A_ROW:
-                self.ms, self.count = self._row_ms / self._row, self._row
-                self._usual_ms = self.ms
-                return
-        elif self._row:
-            self._row, self._row_ms = 0, 0.0
+        if (self._row or measured_ms > OFF_FACTOR * predicted) and self._is_new_mean(measured_ms, predicted):
+            return
         off_ms = (measured_ms if measured_ms > 1 else 1.0) - predicted
         self.ms = predicted + (MEAN_WEIGHT_MIN if count >= MEAN_COUNT else 1 / count) * off_ms
+
+    def _is_new_mean(self, measured_ms: float, predicted: float) -> bool:
+        """Whether this measurement, far longer than predicted or after such a one, ends a row that is the new mean."""
+        if not self._row:
+            self._usual_ms = predicted
+        if measured_ms <= OFF_FACTOR * self._usual_ms or self.count == 1:
+            self._row, self._row_ms = 0, 0.0
+            return False
+        self._row += 1
+        self._row_ms += measured_ms
+        if self._row < LONG_IN_A_ROW:
+            return False
+        self.ms, self.count = self._row_ms / self._row, self._row
+        self._usual_ms = self.ms
+        return True
 
     def likely_ms(self, running_ms: Iterable[float], *, single: float) -> float:
         """The duration to expect now, where some have been running for these times and are not over.

@@ -104,15 +104,15 @@ class Request(Struct, frozen=True, gc=False):
     supersede_key: str | None = None  # in a latest-wins lane only the newest request with the same key runs
     keep_alive_ms: int | None = None  # how long the model may idle after this request; a hint, 0: leave then
     companions: tuple[str, ...] = ()  # models that must be warm beside its own for the whole run
+    caller: str | None = None  # the key that has a share of its lane's queue; None: it may have all of it
+    reach: Reach = Reach.ANYWHERE  # how far from this machine it may be served
+    lease: str | None = None  # of leased work: the lease that it runs under
     # Once before its first byte: it is not cut again, or it would start over without end.
     was_cut: bool = False
     # Set when its engine died: `timeout_ms` of the first try also covers the next one; 0: not set.
     ends_at: int = 0
     # Set when it was cut and goes back: however often that happens, it is answered by then; 0: not set.
     bound_at: int = 0
-    caller: str | None = None  # the key that has a share of its lane's queue; None: it may have all of it
-    reach: Reach = Reach.ANYWHERE  # how far from this machine it may be served
-    lease: str | None = None  # of leased work: the lease that it runs under
 
 
 # ------------------------------------------------------------------ events

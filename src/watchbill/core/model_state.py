@@ -319,7 +319,7 @@ class ModelState(CandidateState):
 
     def note_pause(self, now: int) -> None:
         """Notes that a request came after the model had run dry."""
-        if self.stage is Stage.READY and self.has_paused(now):
+        if self.has_paused(now) and self.stage is Stage.READY:
             self.paused_at = now
 
     def can_start(self, work_class: WorkClass, now: int) -> bool:

@@ -327,8 +327,8 @@ def finishing_ms(state: State, model: Candidate, oldest: Request, now: int) -> f
 
 
 def is_cut_short(victim: ModelState, turn: Turn, now: int) -> bool:
-    """Whether a quantum ends after one answer, because a request of a better class or priority would run out of patience
-    who need not."""
+    """Whether a quantum ends after one answer, because a request of a better class or priority would run out of its
+    patience without need."""
     if not turn.is_hard or not victim.has_answered(now):
         return False
     model = turn.model

@@ -128,7 +128,7 @@ class Assembly:
         It is small: a larger one was read on its way."""
         text = b"".join(self._held)
         count = text.count(_BETWEEN)
-        if not (self.chat and text.startswith(_FIRST) and text.endswith(_LAST)) or b"\r" in text:
+        if not (self.chat and text.startswith(_FIRST) and text.endswith(_LAST)) or text.find(b"\r") >= 0:
             return None
         if self._sum is not None:
             return None

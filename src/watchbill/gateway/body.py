@@ -102,7 +102,9 @@ class Bodies:
 
     async def read_object(self, context: Holder) -> dict[str, object]:
         """The JSON object in a request's body; long texts of a large one are lifted out (`gateway.lifting`)."""
-        body = await self.read(context)
+        request = context.request
+        self._admit(context)
+        body = self._taken(context) if request.is_whole else await self._receive(context)
         if _is_parsed_at_once(body):
             return parse_object(body)
         async with self._turn_to_read():
@@ -145,14 +147,14 @@ class Bodies:
         """The whole body. The bounds of its key, and of all bodies, are checked before it is received.
 
         Raises TooLarge, ReceiptTimeout, UnsupportedMedia, RequestError, LaneFull, Overloaded."""
-        request = context.request
         self._admit(context)
-        if not request.is_whole:
-            return await self._receive(context)
-        body = b"".join(
-            request.pieces
-        )  # nearly always: it came with the head, and a single piece is not copied
-        request.pieces.clear()
+        return self._taken(context) if context.request.is_whole else await self._receive(context)
+
+    def _taken(self, context: Holder) -> bytes:
+        """A body that is here already: nearly always, because it came with its head. A single piece is not copied."""
+        pieces = context.request.pieces
+        body = b"".join(pieces)
+        pieces.clear()
         size = len(body)
         if size > self._one_max:
             raise _too_large(size, self._one_max)

@@ -117,7 +117,7 @@ class Frame:
                 context.key, context.cors = self.guard.admit(request, access)
                 if "x-request-id" in request.headers:
                     self._name(context, request.headers["x-request-id"])
-                return await handler(context)
+                return self._last(await handler(context))
             except (
                 TheirsError,
                 ConnectionResetError,
@@ -128,13 +128,19 @@ class Frame:
                 let_go(error)
                 return response
 
-        async def handle(request: Request) -> Answer:
-            response = await self.run(RequestContext(request, loop.time()), admitted, self._refuse)
-            if self.closing.is_set() and not response.is_begun:
-                response.closes = True
-            return response
+        def refused(context: RequestContext, error: TheirsError) -> Answer:
+            return self._last(self._refuse(context, error))
+
+        def handle(request: Request) -> Awaitable[Answer]:
+            return self.run(RequestContext(request, loop.time()), admitted, refused)
 
         return handle
+
+    def _last(self, answer: Answer) -> Answer:
+        """The answer, as the last one of its connection where the gateway shuts down."""
+        if self.closing.is_set() and not answer.is_begun:
+            answer.closes = True
+        return answer
 
     async def run(
         self,

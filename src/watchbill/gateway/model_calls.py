@@ -99,17 +99,21 @@ class ModelCalls:
     ) -> Whole | Fallback:
         """Puts a whole answer together from the engine's stream."""
         try:
-            await self._step_aside()
+            frame = self._services.frame
+            if frame.open_requests >= _CROWD:
+                await _step_aside()
             with self._submit(context, submission, send, streamed=True) as relay:
                 relay.forced = forced
-                await self._step_aside()
+                if frame.open_requests >= _CROWD:
+                    await _step_aside()
                 answer = await relay.whole(make)
                 if isinstance(answer, bytes):
                     if not answer and relay.status == 200:
                         raise EngineFailed("the engine sent an empty answer")
                     return _pass_on(relay, answer)
                 whole = Whole(_JSON, b"", answer.result())
-                await self._step_aside()
+                if frame.open_requests >= _CROWD:
+                    await _step_aside()
                 relay.finish(ok=True)
                 return whole
         except TheirsError as error:
@@ -118,9 +122,12 @@ class ModelCalls:
     async def fetch(self, context: RequestContext, submission: Submission, send: Sender) -> Whole:
         """An answer that is no stream."""
         try:
-            await self._step_aside()
+            frame = self._services.frame
+            if frame.open_requests >= _CROWD:
+                await _step_aside()
             with self._submit(context, submission, send, streamed=False) as relay:
-                await self._step_aside()
+                if frame.open_requests >= _CROWD:
+                    await _step_aside()
                 answer = await relay.whole()
                 assert isinstance(answer, bytes)  # nothing was made to collect a stream
                 return _pass_on(relay, answer)
@@ -207,16 +214,6 @@ class ModelCalls:
             relay.finish(ok=None)
 
     # ------------------------------------------------------------------ submitting
-
-    @coroutine
-    def _step_aside(self) -> Generator[None]:
-        """Between two stages a request lets those that came with it catch up.
-
-        Then all of them go through each stage together, and its code is fetched once for all. The code of all stages is
-        several times larger than a processor's cache: one after the other, each request would fetch all of it again.
-        """
-        if self._services.frame.open_requests >= _CROWD:
-            yield
 
     def _submit(
         self,
@@ -327,6 +324,16 @@ class ModelCalls:
         await out.fail(error)
         self._services.note_broken(context, error)
         let_go(error)
+
+
+@coroutine
+def _step_aside() -> Generator[None]:
+    """Between two stages a request lets those that came with it catch up.
+
+    Then all of them go through each stage together, and its code is fetched once for all. The code of all stages is
+    several times larger than a processor's cache: one after the other, each request would fetch all of it again.
+    """
+    yield
 
 
 def _nothing(start: Start) -> Outgoing:

@@ -97,7 +97,7 @@ class Recorder:
             request.arrived_at - self._began,
             request.model,
             request.lane,
-            request.work_class.name.lower(),
+            request.work_class.word,
             (now if started is None else started) - request.arrived_at,
             ticket.forecast_ms,
             None if started is None else now - started,

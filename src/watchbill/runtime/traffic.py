@@ -46,7 +46,8 @@ class Traffic:
         warn: Callable[[str], None] = _LOG.warning,
     ) -> None:
         self._folder, self._file_bytes_max, self._warn = folder, file_bytes_max, warn
-        self._wake = threading.Condition()  # guards the three below
+        self._lock = threading.Lock()  # guards the three below; entering a condition takes Python code
+        self._wake = threading.Condition(self._lock)
         self._lines = bytearray()
         self._head = b""
         self._closing = False
@@ -63,7 +64,7 @@ class Traffic:
 
     def take(self, line: bytes) -> None:
         """Takes one line. Never waits, never raises."""
-        with self._wake:
+        with self._lock:
             if len(self._lines) + len(line) > TRAFFIC_BUFFER_BYTES_MAX:
                 self.lines_dropped += 1
                 return

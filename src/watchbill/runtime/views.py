@@ -351,7 +351,7 @@ def _lane(
 ) -> dict[str, object]:
     work_class = lane.work_class if lane is not None else (*waiting, *running)[0].work_class
     return {
-        "class": work_class.name.lower(),
+        "class": work_class.word,
         "queued": len(waiting),
         "running": len(running),
         "oldest_wait_ms": now - min(request.arrived_at for request in waiting) if waiting else 0,
@@ -427,7 +427,7 @@ def _request_view(
         "asked": request.model,
         "companions": list(request.companions),
         "lane": request.lane,
-        "class": WorkClass(request.work_class).name.lower(),
+        "class": WorkClass(request.work_class).word,
         "priority": request.priority,
         "state": "running" if running else "waiting",
         "position": None if running else model.line.position(request_id),

@@ -67,8 +67,8 @@ def random_world(
     models = _sleepers(random.Random(f"sleep {seed}"), _models(draw, devices))
     models = _with_priorities(random.Random(f"priorities {seed}"), models)
     lanes = {
-        work_class.name.lower(): Lane(
-            work_class.name.lower(),
+        work_class.word: Lane(
+            work_class.word,
             work_class,
             max_wait_ms=Millis(draw.choice((10_000, 30_000, 60_000, 120_000))),
             timeout_ms=Millis(time_limits.choice((3_000, 20_000, 120_000))),

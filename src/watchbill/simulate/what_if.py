@@ -81,7 +81,7 @@ def _simulated(name: str, scenario: Scenario, policy: str, timelines: dict[str, 
 
 def _classes(report: Report) -> Row:
     return {
-        work_class.name.lower(): {
+        work_class.word: {
             "requests": figures.callers,
             "answered": figures.answered,
             "refused": figures.refused + figures.expired,

@@ -410,8 +410,8 @@ class Desk:
 
 
 def _without_files(result: Result, error: OSError) -> Result:
-    """The result of a task whose slip is gone. It was revoked, and the result is not read; or a power cut took the slip from
-    the folder, and the task is not done without what it has made."""
+    """The result of a task whose slip is gone. It was revoked, and the result is not read; or a power cut took the slip
+    from the folder, and the task is not done without what it has made."""
     end = End.LOST if result.end is End.DONE else result.end
     return replace(result, end=end, tail=f"{result.tail}\nits files could not be sent: {error.strerror}")
 

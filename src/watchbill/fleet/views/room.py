@@ -1,7 +1,8 @@
 """Room: whether the shared folder takes anything more, as a look from here tells. Standard library only.
 
 A full or read-only folder stops coordinator and agents without ending them: they claim nothing, and go on by themselves
-when there is room. Their heartbeats then stand still, which looks like a hang to a command that does not look here first.
+when there is room. Their heartbeats then stand still, which looks like a hang to a command that does not look here
+first.
 """
 
 import os
