@@ -192,7 +192,7 @@ class CrewGuard:
             return
         *lines, self.asked = (self.asked + words).split(b"\n")
         for line in lines:
-            self.obey(json.loads(line))
+            self.obey(json.loads(line.decode()))
 
     def obey(self, order: dict[str, Any]) -> None:
         match order["do"]:
