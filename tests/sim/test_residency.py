@@ -853,3 +853,26 @@ def test_every_stage_can_be_reached_and_left() -> None:
     """RES-09: no model is kept in a stage for want of a move."""
     assert {stage for stage, _ in NEXT} == set(NEXT.values()) == set(Stage)
     assert {move for _, move in NEXT} == set(Move)
+
+
+def test_people_who_come_in_a_rhythm_meet_their_model_though_background_work_waits(
+    world_of: WorldOf, model: ModelOf
+) -> None:
+    """RES-11: the first turn of a model teaches little about its demand; the times between people's requests do. It
+    left for four loops right before the next person, who then waited for both loads."""
+    world = world_of(model("A", concurrency=4), model("B", concurrency=4), load_ms=None)
+    loops = [world.arrive("B", 500, lane="batch") for _ in range(4)]
+    ready_at = None
+    for now in range(10, 20_000, 10):
+        world.run(now)
+        loops = [world.arrive("B", 500, lane="batch") if each.outcome else each for each in loops]
+        if now % 2_000 == 300:
+            person = world.arrive("A", 500, lane="chat")
+            if ready_at is not None:
+                assert stage(world, "A") is Stage.READY
+                break
+        if ready_at is None and stage(world, "A") is Stage.READY:
+            ready_at = now
+    world.run(world.now + 600)
+    assert person.outcome == "answered"
+    assert not world.judge.broken

@@ -580,6 +580,11 @@ class ModelState(CandidateState):
         """The weight of requests per millisecond while it is resident."""
         return self.rate.expected(now, self.load.ms)
 
+    def rhythm(self, now: int) -> float:
+        """The price of a model that people ask in a rhythm, whether it is resident or not. Its demand is unknown until
+        it has been resident for a while."""
+        return self.inertia * self.rules.weights[_INTERACTIVE] / self.next_person_ms(now)
+
     def is_frequented(self, now: int) -> bool:
         """Whether requests keep coming: at least one would come during a turn and its last answer.
 

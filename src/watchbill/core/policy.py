@@ -505,6 +505,7 @@ class Rate:
             )
             if waited >= limit:
                 return 0.0
+            return max(victim.price(now), victim.rhythm(now))
         return victim.price(now)
 
     def _may_yield(self, state: State, target: Candidate, now: int) -> list[ModelState]:
