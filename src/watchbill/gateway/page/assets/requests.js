@@ -14,7 +14,7 @@ const MINUTE_MS = 60_000;
 export function requestsView() {
   const { section, heading } = panel("Requests", "requests");
   const list = el("ul", { class: "rows requests" });
-  const none = empty("Nobody waits.");
+  const none = empty("No request waits.");
   const rest = el("span"), all = button("Show more", () => { most = SHOWN_MAX; draw(); }, { class: "small quiet" });
   const more = el("p", { class: "more", hidden: true }, rest, " ", all);
   let most = SHOWN_FIRST;
