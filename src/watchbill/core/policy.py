@@ -343,10 +343,10 @@ class Rate:
     ) -> float:
         """How long another model stays after it ran dry, if no request comes back."""
         balance = self.balance(state, model, (other,), now, waiting=waiting)
-        asked = other.inertia * other.demand(now)
+        is_lower = request.work_class > other.worth_class(now)
+        asked = max(other.inertia * other.demand(now), other.rhythm(now) if is_lower else 0.0)
         if replace(balance, residual_ms=0.0, momentum=asked).tips:
             return 0.0
-        is_lower = request.work_class > other.worth_class(now)
         comes_back = other.is_frequented(now) and other.rate.is_known(now)
         return math.inf if comes_back and not is_lower else other.linger_ms
 
@@ -505,7 +505,8 @@ class Rate:
             )
             if waited >= limit:
                 return 0.0
-            return max(victim.price(now), victim.rhythm(now))
+            price = victim.price(now)
+            return max(price, victim.rhythm(now)) if price else 0.0
         return victim.price(now)
 
     def _may_yield(self, state: State, target: Candidate, now: int) -> list[ModelState]:
