@@ -126,7 +126,7 @@ class Frame:
             except Exception as error:  # noqa: BLE001  the server's last line: a bug becomes an answer
                 response = _broken(context, error)
                 let_go(error)
-                return response
+                return self._last(response)
 
         def refused(context: RequestContext, error: TheirsError) -> Answer:
             return self._last(self._refuse(context, error))
