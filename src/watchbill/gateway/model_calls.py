@@ -246,7 +246,9 @@ class ModelCalls:
             services.unloading.note_use(ticket.model, context.key)
         trace = None if services.tracing is None else services.tracing.begin(context)
         send = send if trace is None else trace.carrying(send)
-        relay = Relay(services.upstream, ticket, context, send, services.relays.discard, streamed, unknown)
+        relay = Relay(
+            services.upstream, ticket, context, send, services.relays.discard, streamed, services.not_continued, unknown
+        )  # fmt: skip
         if trace is not None and services.tracing is not None:
             relay.on_end = partial(services.tracing.ended, trace)
         services.relays.add(relay)
@@ -262,7 +264,6 @@ class ModelCalls:
             relay.resume = Resumption(ticket.model, services.not_continued)
         if driver.catalog.tiers:
             relay.charging = services.charging
-        relay.not_continued = services.not_continued
         if driver.catalog.spools:
             relay.tap = services.capturing.begin(driver.catalog, context, submission)
         return relay

@@ -13,7 +13,7 @@ grant. An answer that breaks off after its first byte ends with an error event, 
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
 from watchbill.catalog import Tier
@@ -88,13 +88,13 @@ class Relay(AbstractContextManager["Relay", None]):
     send: Callable[[Start], Outgoing]
     on_close: "Callable[[Relay], None]"
     streamed: bool
+    not_continued: set[str]  # models that were seen not to continue answers
     #: Asked when the engine does not have the address: True when `send` now asks otherwise, in the same turn.
     unknown: Callable[[], bool] | None = None
     tap: Tap | None = None  # set for a request that is captured
     tokens: TokenCount | None = None  # set for one of a key whose tokens are counted
     resume: Resumption | None = None  # set for one that yields in the middle of its answer
     charging: Charging | None = None  # set where there are tiers
-    not_continued: set[str] = field(default_factory=set[str])  # models that were seen not to continue answers
     forced: ForcedCall | None = None  # set for one whose answer becomes a call
     on_end: "Callable[[Relay], None] | None" = None  # set for one that is traced
     status: int = 0  # until the answer's is there
