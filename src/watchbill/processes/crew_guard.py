@@ -284,10 +284,10 @@ class CrewGuard:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(task.pid, signal.SIGKILL)
         killed: set[int] = set()
-        while found := set(self.tree_of(task)) - killed:
+        while found := [pid for pid in self.tree_of(task) if pid not in killed]:
             for pid in found:
                 guard.send(pid, signal.SIGKILL)
-            killed |= found
+            killed.update(found)
             if time.monotonic() >= task.stuck_at:
                 break
         pause_ms = guard.STUCK_ROUND_MS if task.stage == STUCK else guard.KILL_ROUND_MS

@@ -159,10 +159,11 @@ class Guard:
             self.stage = KILLING
             self.deadline = time.monotonic() + self.bounds.kill_ms / 1000
         killed: set[int] = set()
-        while found := set(descendants()) - killed:
+        # Parents first: a shell whose child is killed before it goes on to its next command.
+        while found := [pid for pid in descendants() if pid not in killed]:
             for pid in found:
                 send(pid, signal.SIGKILL)
-            killed |= found
+            killed.update(found)
             # A process that forks without end would be ahead of us after a pause, so there is none until no new one
             # is found.
             if time.monotonic() >= self.deadline:
