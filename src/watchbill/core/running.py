@@ -26,9 +26,7 @@ class Running(Struct, gc=False):
     begun: bool = False  # the first token came, or it was cut once before it: no cut before a boundary
     deadline: int = 0  # when it must be checked: at its time limit, or when its cut should have been reported
     cut: CutKind | None = None
-    is_indivisible: bool = (
-        False  # its answer cannot be continued: once begun, it has no boundary before its end
-    )
+    is_indivisible: bool = False  # its answer cannot be continued: once begun, it runs to its end
     is_orphaned: bool = False  # its engine died or was reset: its time runs on until another engine serves it
 
     @property

@@ -108,9 +108,7 @@ class Relay(AbstractContextManager["Relay", None]):
     _retry_after_ms: int | None = None
     _outcome: str = "cancelled"
     _is_finished: bool = False
-    _is_divisible: bool = (
-        True  # the answer of this turn may stop at a boundary, as far as the scheduler knows
-    )
+    _is_divisible: bool = True  # as far as the scheduler knows, this turn's answer may stop at a boundary
 
     # ------------------------------------------------------------------ for ModelCalls
 
@@ -473,8 +471,8 @@ class Relay(AbstractContextManager["Relay", None]):
         return piece
 
     def _tell_indivisible(self, resume: Resumption) -> None:
-        """Tells the scheduler once in a turn that the answer runs to its end: whoever waits for its place is promised
-        no earlier one."""
+        """Tells the scheduler once in a turn that the answer runs to its end: a request that waits for its place is
+        promised no earlier one."""
         if self._is_divisible and self.streamed and not resume.is_possible:
             self._is_divisible = False
             self.ticket.indivisible()

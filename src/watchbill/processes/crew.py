@@ -319,9 +319,8 @@ class Crew:
     def _take(self, words: bytes) -> None:
         *lines, self._heard = (self._heard + words).split(b"\n")
         for line in lines:
-            self._hear(
-                cast("dict[str, object]", json.loads(line.decode()))
-            )  # of bytes it would guess the encoding
+            # As a text: of bytes json would guess the encoding, in Python code.
+            self._hear(cast("dict[str, object]", json.loads(line.decode())))
 
     def _hear(self, said: dict[str, object]) -> None:
         job = cast("str", said.get("id", ""))

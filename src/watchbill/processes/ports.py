@@ -47,7 +47,7 @@ def is_taken(port: int) -> bool:
 
 
 def try_to_listen(host: str, port: int) -> None:
-    """Raises OSError when nobody could listen on this address of IPv4 now."""
+    """Raises OSError when no program could listen on this address of IPv4 now."""
     with socket.socket() as draw:
         # As in servers: connections of the last owner that are still in TIME_WAIT do not count.
         draw.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -2,7 +2,7 @@
 
 A report is synced, so without this a power cut could leave a complete task without its files. Only what the task
 declares is known: `produces`. A large file takes its time, and the agent's heartbeats must go on meanwhile: so the
-files of a task have a thread of their own, and whoever asks waits for a turn at most.
+files of a task have a thread of their own, and the agent waits for one turn at most.
 """
 
 import contextlib
