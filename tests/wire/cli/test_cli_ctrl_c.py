@@ -93,6 +93,33 @@ def test_an_import_that_is_interrupted_says_nothing(alone, tmp_path):
         assert (module, done.returncode, done.stderr) == (module, 130, "")
 
 
+#: Is interrupted where Python drops exceptions, as in a callback of its import machinery.
+DROPPED = """
+import os, signal, sys, time
+from watchbill.interrupts import STOPPED, leave_at_once, raise_again
+leave_at_once()
+raise_again()
+class Drops:
+    def __del__(self):
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0)
+try:
+    Drops()
+    time.sleep(30)
+except KeyboardInterrupt:
+    sys.exit(STOPPED)
+"""
+
+
+def test_an_interrupt_that_python_drops_comes_again(alone):
+    """pitfalls: Ctrl-C while a command imported its modules was reported as "ignored", and the command went on."""
+    done = subprocess.run(
+        [sys.executable, "-c", DROPPED], env=alone.environment, cwd=alone.home, capture_output=True, text=True,
+        timeout=60, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (130, "")
+
+
 #: The last thing that a process does in Python: it is stopped with Ctrl-C when its handlers are gone.
 LAST = """
 import os, signal, sys
