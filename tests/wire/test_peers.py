@@ -316,3 +316,13 @@ def said(body: bytes, *, stream: bool) -> str:
         return json.loads(body)["choices"][0]["message"]["content"]
     events = [json.loads(line[6:]) for line in body.decode().splitlines() if line.startswith("data: {")]
     return "".join(choice["delta"].get("content") or "" for event in events for choice in event["choices"])
+
+
+async def test_a_peer_beside_a_tier_costs_nothing(tmp_path: Path) -> None:
+    """RES-23, SPOOL-10: a config may have both; a request to the peer is no request to a tier."""
+    tier = '[tiers.cloud]\nkind = "external"\nenabled = true\nurl = "http://127.0.0.1:9/v1"\nmodels = ["other"]\n'
+    async with two(tmp_path, more=f"{tier}price_in = 1.0\nprice_out = 1.0\ndaily = 1.0\n") as ((home, _), _):
+        answer = await home.ask("/v1/chat/completions", BODY | {"model": "big"})
+        assert answer.status == 200, answer.body
+        assert answer.headers["x-watchbill-tier"] == "peer"
+        assert "x-watchbill-cost" not in answer.headers

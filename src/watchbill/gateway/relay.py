@@ -48,6 +48,8 @@ __all__ = ["Collector", "Relay"]
 _REPEATABLE = frozenset({FailureKind.CONNECT, FailureKind.CLOSED, FailureKind.TRUNCATED})
 #: The tiers whose machines may vanish in the middle of an answer, which then goes on elsewhere or later.
 _CONTINUED = frozenset({Tier.PEER, Tier.BURST})
+#: The tiers of the config, which cost money: a peer costs nothing.
+_CHARGED = frozenset({Tier.BURST, Tier.EXTERNAL})
 _EVENT_END = b"\n\n"
 #: An attempt failed, and no turn has its number.
 _ANY_ATTEMPT = -1
@@ -402,7 +404,7 @@ class Relay(AbstractContextManager["Relay", None]):
 
     def _must_reserve(self, start: Start) -> bool:
         """Whether what this turn may cost is still to be reserved."""
-        return start.site is not None and self.charging is not None and self._charge is None
+        return start.tier in _CHARGED and self.charging is not None and self._charge is None
 
     async def _reserve(self, start: Start) -> None:
         """Reserves what the turn may cost, or gives it back to be served elsewhere. A wait may be taken up again."""
