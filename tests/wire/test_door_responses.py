@@ -14,7 +14,7 @@ import openai
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import BaseModel
+from pydantic import BaseModel, TypeAdapter
 
 from support.eventually import eventually
 from support.open_gateway import CATALOG, LANES, OpenGateway, RawAnswer, open_gateway
@@ -429,6 +429,29 @@ async def test_every_event_has_its_place() -> None:
     openai.types.responses.Response.model_validate(final)
 
 
+async def test_thoughts_come_as_a_summary_where_one_was_asked_for() -> None:
+    """LANE-01: clients that show summaries showed nothing of a model that thinks; the thoughts go back all the same."""
+    async with served(stream_of(sse(*tool_events("a", "b")))) as (opened, client):
+        events = await streamed(opened, tools=[TOOL], reasoning={"summary": "auto"})
+        made = await client.responses.create(
+            model="a", input="hi", tools=[TOOL], reasoning={"generate_summary": "detailed"}
+        )
+        again = [
+            *(each.model_dump(exclude_none=True) for each in made.output if each.type != "function_call")
+        ]
+        await client.responses.create(model="a", input=again)
+        assert opened.peer.asked[-1].json["messages"][0]["reasoning_content"] == "hm"
+    kinds = [told["type"].removeprefix("response.") for told in events if told.get("output_index") == 0]
+    assert kinds == [
+        "output_item.added", "reasoning_summary_part.added", "reasoning_summary_text.delta",
+        "reasoning_summary_text.done", "reasoning_summary_part.done", "output_item.done",
+    ]  # fmt: skip
+    thought = events[-1]["response"]["output"][0]
+    assert (thought["summary"], "content" in thought) == ([{"type": "summary_text", "text": "hm"}], False)
+    for told in events:
+        TypeAdapter(openai.types.responses.ResponseStreamEvent).validate_python(told)
+
+
 def made(pieces: list[bytes]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """The events of a stream that comes in these pieces, and the response; ids are always the same."""
     asked = request.read(
@@ -750,7 +773,8 @@ WRONG = [
     {"tool_choice": {"type": "web_search"}}, {"tool_choice": {"type": "function", "name": "x"}}, {"tool_choice": 7},
     {"tool_choice": {"type": "allowed_tools", "mode": "required", "tools": [{"type": "mcp"}]}},
     {"text": 7}, {"text": {"format": {"type": "odd"}}}, {"text": {"format": {"type": "json_schema"}}},
-    {"reasoning": "much"}, {"reasoning": {"effort": "odd"}}, {"instructions": [1]}, {"parallel_tool_calls": 1},
+    {"reasoning": "much"}, {"reasoning": {"effort": "odd"}}, {"reasoning": {"summary": "odd"}},
+    {"instructions": [1]}, {"parallel_tool_calls": 1},
     {"n": 2}, {"messages": []}, {"previous_response_id": 7}, {"background": "x"},
 ]  # fmt: skip
 

@@ -1,6 +1,7 @@
 """The tables of docs/responses.md: complete by OpenAI's own client, and true of a running gateway."""
 
 import asyncio
+import json
 import re
 import typing
 from dataclasses import replace
@@ -99,18 +100,23 @@ async def test_what_is_ignored_never_reaches_an_engine_and_what_is_refused_says_
 
 
 async def test_every_event_that_works_is_sent_and_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stream that waits, thinks, talks and calls; one that is cut, and one that breaks."""
+    """A stream that waits, thinks, talks and calls; one that is cut, one that breaks, and one with a summary."""
     monkeypatch.setattr("watchbill.gateway.relay.HEADERS_HELD_MS", 20)
     length = {"choices": [{"index": 0, "delta": {}, "finish_reason": "length"}]}
     whole = tool_events("so")
     seen: set[str] = set()
-    for events in (whole, [*whole[:-2], length, "[DONE]"], whole[:2]):
+    asked = {"model": "a", "input": "hi", "stream": True, "tools": [{"type": "custom", "name": "go"}]}
+    summarized = {"reasoning": {"summary": "auto"}}
+    for events, more in (
+        (whole, {}),
+        ([*whole[:-2], length, "[DONE]"], {}),
+        (whole[:2], {}),
+        (whole, summarized),
+    ):
         async with open_gateway(stream_of(sse(*events))) as opened:
             opened.engine.gate.clear()
             reader, writer = await opened.connect()
-            body = (
-                b'{"model": "a", "input": "hi", "stream": true, "tools": [{"type": "custom", "name": "go"}]}'
-            )
+            body = json.dumps({**asked, **more}).encode()
             head = f"POST /v1/responses HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
             writer.write(head.encode() + body)
             await reader.readuntil(b"response.queued")

@@ -37,6 +37,7 @@ _OF_CHATS = frozenset(
     {"messages", "n", "functions", "function_call", "logprobs", "response_format", "max_tokens"}
 )
 _LOGPROBS, _ENCRYPTED = "message.output_text.logprobs", "reasoning.encrypted_content"
+_SUMMARIES = ("auto", "concise", "detailed")
 _TOOL_MODES = ("none", "auto", "required")
 _TOP_LOGPROBS_MAX = 20
 #: A custom tool takes a text; models call it as a function of this one argument.
@@ -62,6 +63,7 @@ class Asked:
     previous: str | None
     logprobs: bool
     encrypted: bool
+    summarized: bool  # thoughts come as their summary
 
     @property
     def id(self) -> str:
@@ -92,6 +94,7 @@ def read(body: Fields, *, counting: bool = False, token: str | None = None) -> A
     return Asked(
         token, input_items(given.get("input", []), token), offered, custom, given, stream, background, store, previous,
         _LOGPROBS in included or bool(given.get("top_logprobs")), _ENCRYPTED in included,
+        _wants_summary(given.get("reasoning")),
     )  # fmt: skip
 
 
@@ -304,12 +307,26 @@ def _format(text: object) -> Fields:
             raise RequestError(f"text.format must be text, json_object or json_schema, not {quoted(kind)}")
 
 
-def _thinking(reasoning: object, chat: Fields) -> Fields:
-    if reasoning is None:
+def _wants_summary(reasoning: object) -> bool:
+    """Whether thoughts are asked for as a summary, by today's name or the older one."""
+    said = _reasoning(reasoning)
+    wanted = [said[name] for name in ("summary", "generate_summary") if said.get(name) is not None]
+    for each in wanted:
+        if not is_word(each, _SUMMARIES):
+            raise RequestError(f"reasoning.summary must be one of {', '.join(_SUMMARIES)}")
+    return bool(wanted)
+
+
+def _reasoning(given: object) -> Fields:
+    if given is None:
         return {}
-    if not isinstance(reasoning, dict):
+    if not isinstance(given, dict):
         raise RequestError("reasoning must be an object")
-    effort = cast("Fields", reasoning).get("effort")
+    return cast("Fields", given)
+
+
+def _thinking(reasoning: object, chat: Fields) -> Fields:
+    effort = _reasoning(reasoning).get("effort")
     if effort is None:
         return {}
     if not is_word(effort, EFFORTS):

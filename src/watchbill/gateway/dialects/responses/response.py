@@ -169,7 +169,8 @@ class Making:
         events: list[Fields] = []
         if chunk.reasoning:
             if not isinstance(self._open, _Reasoning):
-                events += self._turn_to(_Reasoning(self._next_id("rs"), seals=self._asked.encrypted))
+                kind = _Summary if self._asked.summarized else _Reasoning
+                events += self._turn_to(kind(self._next_id("rs"), seals=self._asked.encrypted))
             events += self._grow(chunk.reasoning, [])
         if chunk.text:
             if not isinstance(self._open, _Message):
@@ -383,10 +384,42 @@ class _Reasoning(_Item):
 
     def whole(self, status: str) -> Fields:
         sealed = {"encrypted_content": seal(self._text.getvalue())} if self._seals else {}
-        return {**self.begun(), "status": status, "content": [self._part()], **sealed}
+        return {**self.begun(), "status": status, self._place: [self._part()], **sealed}
 
     def _part(self) -> Fields:
         return {"type": "reasoning_text", "text": self._text.getvalue()}
+
+    _place = "content"
+
+
+class _Summary(_Reasoning):
+    """Thoughts for a client that asked for a summary, because such clients show nothing else of them."""
+
+    _delta = "response.reasoning_summary_text.delta"
+    _place = "summary"
+
+    def begun(self) -> Fields:
+        return {"id": self.id, "type": "reasoning", "status": "in_progress", "summary": []}
+
+    def opening(self) -> list[Fields]:
+        part = {"type": "summary_text", "text": ""}
+        return [{"type": "response.reasoning_summary_part.added", **self._here(), "part": part}]
+
+    def grow(self, text: str, logprobs: list[Fields]) -> list[Fields]:
+        return [{**each, **self._here()} for each in _Item.grow(self, text, logprobs)]
+
+    def closing(self) -> list[Fields]:
+        done = {"type": "response.reasoning_summary_text.done", **self._here(), "text": self._text.getvalue()}
+        return [
+            done,
+            {"type": "response.reasoning_summary_part.done", **self._here(), "part": self._part()},
+        ]
+
+    def _part(self) -> Fields:
+        return {"type": "summary_text", "text": self._text.getvalue()}
+
+    def _here(self) -> Fields:
+        return {"item_id": self.id, "summary_index": 0}
 
 
 class _Call(_Item):
