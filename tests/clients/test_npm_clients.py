@@ -17,6 +17,7 @@ from support.peer import Asked, chat_events
 
 HERE = Path(__file__).parent
 SEEN = "I see a cow"
+THOUGHT = "what is it?"
 #: Tools of agents that run a command, and how they are asked to say a word.
 WORD = "watch-42"
 SHELLS = {
@@ -53,7 +54,8 @@ async def looking(asked: Asked, writer: asyncio.StreamWriter) -> None:
     assert isinstance(messages, list)
     has_looked = any(message.get("role") == "tool" for message in messages)
     calls = bool(body.get("tools")) and not has_looked
-    send_events(writer, *CALL if calls else chat_events(SEEN))
+    thoughts = [delta({"reasoning_content": THOUGHT})] if "Think." in str(messages) else []
+    send_events(writer, *thoughts, *CALL if calls else chat_events(SEEN))
 
 
 async def told_by(scenario: str, folder: Path) -> dict[str, object]:
@@ -75,8 +77,10 @@ async def test_openai(tmp_path: Path) -> None:
 
 
 async def test_vercels_ai_sdk(tmp_path: Path) -> None:
-    """LANE-01: its default is the Responses API; it runs the tool itself, in a second step."""
-    assert await told_by("vercel", tmp_path) == {"responses": [SEEN, 2, SEEN], "chat": [SEEN, 2, SEEN]}
+    """LANE-01: its default is the Responses API; it runs the tool itself, in a second step, and shows thoughts."""
+    assert await told_by("vercel", tmp_path) == {
+        "responses": [SEEN, 2, SEEN], "chat": [SEEN, 2, SEEN], "thoughts": [THOUGHT, THOUGHT],
+    }  # fmt: skip
 
 
 async def test_anthropic(tmp_path: Path) -> None:

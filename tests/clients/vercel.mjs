@@ -13,4 +13,10 @@ for (const [name, model] of [["responses", openai("a")], ["chat", openai.chat("a
   for await (const piece of streamed.textStream) text += piece;
   told[name] = [whole.text, whole.steps.length, text];
 }
+const thinks = { openai: { reasoningSummary: "auto", forceReasoning: true } };
+const thought = await generateText({ model: openai("a"), prompt: "Think.", providerOptions: thinks, maxRetries: 0 });
+const thinking = streamText({ model: openai("a"), prompt: "Think.", providerOptions: thinks, maxRetries: 0 });
+let shown = "";
+for await (const part of thinking.fullStream) if (part.type === "reasoning-delta") shown += part.text;
+told.thoughts = [thought.reasoningText, shown];
 console.log(JSON.stringify(told));
