@@ -38,7 +38,7 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
         "run": ("watchbill.cli.shelf:run", "Talk to a model, or ask it one question."),
         "list": (
             "watchbill.cli.shelf:list_models",
-            "List every model that can be run, its size, and whence it is known.",
+            "List every model that can be run, its size, and where it is from.",
         ),
         "ps": ("watchbill.cli.shelf:ps", "List the models in memory, where they are, and until when."),
         "show": (
@@ -108,11 +108,10 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
 }
 
 #: Words of other programs that mean a command here.
-SPOKEN = {"ls": "list", "serve": "up", "help": "--help"}
+SPOKEN = {"ls": "list", "serve": "up", "help": "--help", "version": "--version"}
 #: Words of other programs, and what to do instead.
 ELSEWHERE = {
     "create": "write [models.NAME] into watchbill.toml, or let a client of Ollama call POST /api/create",
-    "version": "write: watchbill --version",
     "push": "Watchbill uploads no models",
     "signin": "Watchbill has no accounts; keys of callers are in [server] keys",
     "signout": "Watchbill has no accounts; keys of callers are in [server] keys",
@@ -139,7 +138,7 @@ def build_app(asked: str = "") -> App:
         help=_HELP,
         help_format="markdown",
         version=f"watchbill {__version__}",
-        version_flags=["--version", "-V"],
+        version_flags=["--version", "-v", "-V"],
         result_action="return_value",
         suppress_keyboard_interrupt=False,
     )

@@ -7,7 +7,7 @@ after Ctrl-C; one that was not in memory before leaves again. Standard library o
 
 import json as jsonlib
 import time
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -194,7 +194,7 @@ class _Bench:
         return _Answer((times[0] - began) * 1000, (tokens or len(times)) - 1, times[-1] - times[0])
 
 
-def _events(lines: Iterator[str]) -> Iterator[Fields]:
+def _events(lines: Iterable[str]) -> Iterator[Fields]:
     for line in lines:
         data = line.removeprefix("data:").strip()
         if not line.startswith("data:") or data == "[DONE]":

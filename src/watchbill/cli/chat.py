@@ -6,18 +6,19 @@ goes to standard error. Nothing of a conversation is kept after the command ends
 
 import importlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Annotated, cast
 
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
-from watchbill.cli.client import DaemonRefused, parse
+from watchbill.cli.client import DaemonRefused, Lines, parse
 from watchbill.cli.limits import CLI_CHAT_MESSAGES_MAX
 from watchbill.cli.options import Common
 from watchbill.cli.session import Session
 from watchbill.cli.status import Fields, fields, how_to_begin, rows_of
 from watchbill.cli.terminal import plain
+from watchbill.cli.timings import Timings
 from watchbill.errors import (
     EngineFailed,
     ModelNotFound,
@@ -27,10 +28,24 @@ from watchbill.errors import (
     WaitExceeded,
 )
 
-__all__ = ["Conversation", "chat", "talk"]
+__all__ = ["Conversation", "Verbose", "chat", "talk"]
 
 _DEFAULTS = Common()
+Verbose = Annotated[
+    bool,
+    Parameter(
+        negative="",
+        show_default=False,
+        help="After each answer, print how long it and its parts took, and how many tokens.",
+    ),
+]
 _HELP = "/new forgets the conversation, /model NAME changes the model, /exit or Ctrl-D leaves, Ctrl-C stops an answer"
+_MORE_HELP = (
+    "/system TEXT sets the system prompt, /verbose turns the figures after each answer on or off, "
+    '""" begins and ends a question of several lines'
+)
+#: What begins and ends a question of several lines, as in Ollama.
+_FENCE = '"""'
 
 
 class Conversation:
@@ -40,10 +55,21 @@ class Conversation:
     ends without its end mark is an error, never a short answer.
     """
 
-    def __init__(self, session: Session, model: str, system: str | None, max_tokens: int | None) -> None:
+    def __init__(
+        self,
+        session: Session,
+        model: str,
+        system: str | None,
+        max_tokens: int | None,
+        *,
+        verbose: bool = False,
+        options: Mapping[str, object] | None = None,
+    ) -> None:
         self.model = model
+        self.verbose = verbose  # prints the figures of each answer after it
         self._session = session
         self._max_tokens = max_tokens
+        self._options = dict(options or {})  # further fields of each request
         self._opening = [{"role": "system", "content": system}] if system else []
         self._messages: list[dict[str, str]] = []
 
@@ -51,15 +77,23 @@ class Conversation:
         """Starts over; the system prompt stays."""
         self._messages.clear()
 
+    def instruct(self, system: str) -> None:
+        """Sets the system prompt of the answers to come."""
+        self._opening = [{"role": "system", "content": system}]
+
     def ask(self, question: str) -> str:
         """Asks, prints the answer as it arrives, and returns it. An interruption also stops the model."""
         self._messages.append({"role": "user", "content": question})
         said: list[str] = []
+        timings = Timings()
         try:
-            for piece in self._pieces():
+            for piece in self._pieces(timings):
                 said.append(piece)
                 self._session.terminal.write(piece)
             self._session.terminal.show("")
+            if self.verbose:
+                # Asked for, so shown with --quiet, too; not a part of the answer, so not on standard output.
+                print("", *timings.lines(), sep="\n", file=sys.stderr, flush=True)
         except DaemonRefused as refused:
             raise self._with_hint(refused) from refused
         finally:
@@ -77,20 +111,23 @@ class Conversation:
         text = f"{refused}; see: {self._session.root.command('explain', self.model)}"
         return DaemonRefused(text, answered=refused.answered, reason=refused.reason)
 
-    def _pieces(self) -> Iterator[str]:
+    def _pieces(self, timings: Timings) -> Iterator[str]:
         body: dict[str, object] = {
-            "model": self.model, "messages": [*self._opening, *self._messages], "stream": True,
+            **self._options, "model": self.model, "messages": [*self._opening, *self._messages], "stream": True,
         }  # fmt: skip
+        if self.verbose:
+            body["stream_options"] = {"include_usage": True}
         if self._max_tokens is not None:
             body["max_tokens"] = self._max_tokens
         self._whisper(f"{self.model} …")
         try:
             with self._session.client.stream("POST", "/v1/chat/completions", body) as lines:
-                yield from self._read(lines)
+                timings.take_headers(lines.headers)
+                yield from self._read(lines, timings)
         finally:
             self._whisper("")
 
-    def _read(self, lines: Iterator[str]) -> Iterator[str]:
+    def _read(self, lines: Lines, timings: Timings) -> Iterator[str]:
         begun, ended = False, ""
         for line in lines:
             if (
@@ -102,9 +139,14 @@ class Conversation:
             data = line.removeprefix("data:").strip()
             if data == "[DONE]":
                 break
-            piece, ended = _piece(fields(parse(data.encode())), ended)
+            chunk = fields(parse(data.encode()))
+            timings.take(chunk)
+            piece, ended = _piece(chunk, ended)
+            if not piece and not begun and _thinks(chunk):
+                self._whisper("thinking …")
             if piece:
                 begun = True
+                timings.count_piece()
                 self._whisper("")
                 yield piece
         else:
@@ -132,6 +174,11 @@ def _piece(chunk: Fields, ended: str) -> tuple[str, str]:
     return "", ended
 
 
+def _thinks(chunk: Fields) -> bool:
+    """Whether a chunk has a thought of the model instead of a piece of its answer."""
+    return any(fields(choice.get("delta")).get("reasoning_content") for choice in rows_of(chunk, "choices"))
+
+
 def chat(
     *prompt: Annotated[
         str,
@@ -147,6 +194,7 @@ def chat(
     max_tokens: Annotated[
         int | None, Parameter(help="Longest answer, in tokens.", validator=Number(gte=1))
     ] = None,
+    verbose: Verbose = False,
     common: Common = _DEFAULTS,
 ) -> None:
     """Ask a model; the answer is printed as it arrives.
@@ -161,7 +209,7 @@ def chat(
             raise RequestError(
                 f"nothing to ask; write: {session.root.command('chat', 'Why is the sky blue?')}"
             )
-    conversation = Conversation(session, model or _choose(session), system, max_tokens)
+    conversation = Conversation(session, model or _choose(session), system, max_tokens, verbose=verbose)
     if asked:
         conversation.ask(asked)
     else:
@@ -193,7 +241,7 @@ def talk(conversation: Conversation, session: Session) -> None:
     session.terminal.note(f"talking to {conversation.model}; {_HELP}")
     while True:
         try:
-            asked = input("> ").strip()
+            asked = _read_question()
         except EOFError:
             session.terminal.show("")
             return
@@ -205,15 +253,42 @@ def talk(conversation: Conversation, session: Session) -> None:
             _answer(asked, conversation, session)
 
 
+def _read_question() -> str:
+    """A line, or the lines between two fences. Raises EOFError at the end of input."""
+    asked = input("> ").strip()
+    if not asked.startswith(_FENCE):
+        return asked
+    asked = asked.removeprefix(_FENCE)
+    while not asked.rstrip().endswith(_FENCE):
+        asked += "\n" + input("... ")
+    return asked.rstrip().removesuffix(_FENCE).strip()
+
+
 def _obey(asked: str, conversation: Conversation, session: Session) -> None:
+    """Carries out a command of a conversation, in our words or in Ollama's."""
+    terminal = session.terminal
     match asked.split():
-        case ["/new"]:
+        case ["/new" | "/clear"]:
             conversation.forget()
-            session.terminal.note("forgotten")
-        case ["/model", name]:
+            terminal.note("forgotten")
+        case ["/model" | "/load", name]:
             conversation.model = name
+            terminal.note(f"talking to {plain(name)}")
+        case ["/verbose"]:
+            conversation.verbose = not conversation.verbose
+            terminal.note(f"figures after each answer: {'on' if conversation.verbose else 'off'}")
+        case ["/set", "verbose" | "quiet" as word]:
+            conversation.verbose = word == "verbose"
+            terminal.note(f"figures after each answer: {'on' if conversation.verbose else 'off'}")
+        case ["/system", _, *_] | ["/set", "system", _, *_]:
+            conversation.instruct(asked.partition("system")[2].strip().strip('"'))
+            terminal.note("the system prompt is set")
+        case ["/?" | "/help"]:
+            terminal.note(f"{_HELP}; {_MORE_HELP}")
+        case [word, *_]:
+            terminal.note(f"there is no command {plain(word)}; {_HELP}; /? tells more")
         case _:
-            session.terminal.note(_HELP)
+            terminal.note(_HELP)
 
 
 def _answer(asked: str, conversation: Conversation, session: Session) -> None:

@@ -11,6 +11,7 @@ import json
 import os
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import BinaryIO, NamedTuple, cast
 from urllib.parse import quote, urlsplit
 
@@ -25,7 +26,7 @@ from watchbill.errors import ConfigError, NotReachable, TheirsError
 from watchbill.gateway.limits import FILE_PIECE_BYTES
 from watchbill.root import Root, find_root
 
-__all__ = ["DEFAULT_URL", "Address", "Client", "DaemonRefused", "find_address", "quoted"]
+__all__ = ["DEFAULT_URL", "Address", "Client", "DaemonRefused", "Lines", "find_address", "quoted"]
 
 DEFAULT_URL = "http://127.0.0.1:8470"
 #: Between the parts of a form; lines of JSON do not have it.
@@ -39,6 +40,17 @@ class DaemonRefused(TheirsError):
         super().__init__(message)
         self.answered = answered  # the HTTP status
         self.reason = reason  # the error's `code`
+
+
+@dataclass(frozen=True, slots=True)
+class Lines:
+    """An answer that arrives line by line, and the headers that came before it, their names in small letters."""
+
+    lines: Iterator[str]
+    headers: Mapping[str, str]
+
+    def __iter__(self) -> Iterator[str]:
+        return self.lines
 
 
 class Address(NamedTuple):
@@ -152,7 +164,7 @@ class Client:
             connection.close()
 
     @contextmanager
-    def stream(self, method: str, path: str, body: object = None) -> Generator[Iterator[str]]:
+    def stream(self, method: str, path: str, body: object = None) -> Generator["Lines"]:
         """Opens an answer that arrives line by line. Leaving the block hangs up, which cancels the work."""
         connection = self._connect(CLI_STREAM_SILENCE_S)
         try:
@@ -160,7 +172,8 @@ class Client:
                 answer = self._send(connection, method, path, body)
                 if answer.status >= 400:
                     raise self._refusal(answer, _read(answer))
-            yield self._lines(answer)
+            headers = {name.lower(): value for name, value in answer.getheaders()}
+            yield Lines(self._lines(answer), headers)
         finally:
             connection.close()
 

@@ -9,14 +9,17 @@ import os
 import stat
 import sys
 import time
+from collections.abc import Generator
+from contextlib import contextmanager
 from datetime import UTC, datetime
-from typing import Annotated, cast
+from typing import Annotated, Literal, cast
 
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
 from watchbill.cli.actions import evict
-from watchbill.cli.chat import Conversation, talk
+from watchbill.cli.app import WrongUse
+from watchbill.cli.chat import Conversation, Verbose, talk
 from watchbill.cli.client import Client, DaemonRefused, parse
 from watchbill.cli.options import Common, Json
 from watchbill.cli.pull import pull_through_daemon
@@ -36,11 +39,28 @@ _Name = Annotated[
 ]
 
 
+#: How it is told that a model does not have a part.
+_INSTEAD = {
+    "template": "template of its own; its engine uses the one in its file",
+    "system": "system text of its own",
+}
+
 # ------------------------------------------------------------------ what there is
 
 
-def list_models(*, json: Json = False, common: Common = _DEFAULTS) -> None:
-    """List every model that can be run, its size, and whence it is known.
+def list_models(
+    prefix: Annotated[
+        str | None,
+        Parameter(
+            name="PREFIX", show_default=False, help="Only models of which a name begins so. Default: all."
+        ),
+    ] = None,
+    /,
+    *,
+    json: Json = False,
+    common: Common = _DEFAULTS,
+) -> None:
+    """List every model that can be run, its size, and where it is from.
 
     From the config, from the files of ROOT/models, from an installed Ollama, and under names that callers made. Files
     that are broken or still arrive are listed below, with the reason. Needs no daemon.
@@ -54,10 +74,28 @@ def list_models(*, json: Json = False, common: Common = _DEFAULTS) -> None:
             raise
         told = jsonlib.dumps(_without_daemon(root)).encode()
         terminal.note(f"no daemon runs; this is what it would serve: {root.command_to_start()}")
+    if prefix:
+        told = jsonlib.dumps(_beginning(prefix, fields(parse(told)))).encode()
     if json:
         terminal.show_json(told)
     else:
-        terminal.show(*_draw_library(fields(parse(told)), root, terminal))
+        terminal.show(*_draw_library(fields(parse(told)), root, terminal, prefix))
+
+
+def _beginning(prefix: str, told: Fields) -> dict[str, object]:
+    """The models of which a name begins so, in large or small letters, and such files."""
+    wanted = prefix.casefold()
+    return {
+        **told,
+        "models": [
+            each
+            for each in rows_of(told, "models")
+            if any(name.casefold().startswith(wanted) for name in _names_of(each))
+        ],
+        "passed": [
+            each for each in rows_of(told, "passed") if str(each.get("file")).casefold().startswith(wanted)
+        ],
+    }
 
 
 def _without_daemon(root: Root) -> dict[str, object]:
@@ -71,7 +109,7 @@ def _without_daemon(root: Root) -> dict[str, object]:
     return listed(library, library.catalog)
 
 
-def _draw_library(told: Fields, root: Root, terminal: Terminal) -> list[str]:
+def _draw_library(told: Fields, root: Root, terminal: Terminal, prefix: str | None) -> list[str]:
     models = rows_of(told, "models")
     lines: list[str] = []
     if models:
@@ -80,6 +118,8 @@ def _draw_library(told: Fields, root: Root, terminal: Terminal) -> list[str]:
         ]  # fmt: skip
         head, *rows = terminal.table(columns, [_row(each) for each in models])
         lines += [terminal.mark(head, "bold"), *rows]
+    elif prefix:
+        lines.append(f"no model has a name that begins with {plain(prefix)}; see: {root.command('list')}")
     else:
         lines.append(f"no models; fetch one with: {root.command('pull', 'qwen2.5:0.5b')}")
     if passed := rows_of(told, "passed"):
@@ -186,6 +226,14 @@ def run(
     max_tokens: Annotated[
         int | None, Parameter(help="Longest answer, in tokens.", validator=Number(gte=1))
     ] = None,
+    verbose: Verbose = False,
+    format: Annotated[Literal["json"] | None, Parameter(help="Answer as JSON.", show_choices=True)] = None,
+    keepalive: Annotated[
+        str | None,
+        Parameter(
+            help="How long the model stays in memory after the answer: 10m, 0, or -1 for as long as it may."
+        ),
+    ] = None,
     common: Common = _DEFAULTS,
 ) -> None:
     """Talk to a model, or ask it one question.
@@ -195,7 +243,10 @@ def run(
     session = common.session()
     _fetch_missing(session, model)
     asked = _asked(" ".join(prompt))
-    conversation = Conversation(session, model, system, max_tokens)
+    options: dict[str, object] = {} if format is None else {"response_format": {"type": "json_object"}}
+    if keepalive is not None:
+        options["keep_alive"] = keepalive
+    conversation = Conversation(session, model, system, max_tokens, verbose=verbose, options=options)
     if asked:
         conversation.ask(asked)
     elif sys.stdin.isatty():
@@ -289,11 +340,12 @@ def _names_at(client: Client) -> set[str]:
 
 
 def _names_in(told: object) -> set[str]:
-    found = set[str]()
-    for model in rows_of(told, "models"):
-        aliases = model.get("aliases")
-        found |= {str(model.get("name")), *map(str, cast("list[object]", aliases) if aliases else [])}
-    return found
+    return {name for model in rows_of(told, "models") for name in _names_of(model)}
+
+
+def _names_of(model: Fields) -> list[str]:
+    aliases = model.get("aliases")
+    return [str(model.get("name")), *map(str, cast("list[object]", aliases) if aliases else [])]
 
 
 def _unknown(model: str, known: set[str], root: Root) -> ModelNotFound:
@@ -337,18 +389,62 @@ def copy(
     Example: watchbill cp qwen2.5:0.5b gpt-4o-mini
     """
     session = common.session()
-    session.client.post("/api/copy", {"source": model, "destination": name})
+    with _hinting(session, model):
+        session.client.post("/api/copy", {"source": model, "destination": name})
     session.terminal.show(f"{plain(name)} is another name of {plain(model)}")
 
 
-def show(model: _Name, /, *, json: Json = False, common: Common = _DEFAULTS) -> None:
-    """Show what a model is: its family, size, context, abilities and parameters."""
+@contextmanager
+def _hinting(session: Session, model: str) -> Generator[None]:
+    """Turns the daemon's "not found" into one that says which name was meant, or where the names are."""
+    try:
+        yield
+    except DaemonRefused as refused:
+        if refused.answered != 404:
+            raise
+        raise _unknown(model, _names_at(session.client), session.root) from refused
+
+
+def _flag(text: str) -> Parameter:
+    return Parameter(negative="", show_default=False, help=text)
+
+
+def show(
+    model: _Name,
+    /,
+    *,
+    modelfile: Annotated[bool, _flag("Print only its Modelfile.")] = False,
+    parameters: Annotated[bool, _flag("Print only the parameters that its requests get.")] = False,
+    system: Annotated[bool, _flag("Print only its system text.")] = False,
+    template: Annotated[bool, _flag("Print only its template, where it came with one of its own.")] = False,
+    license: Annotated[bool, _flag("Print only its license.")] = False,
+    json: Json = False,
+    common: Common = _DEFAULTS,
+) -> None:
+    """Show what a model is: its family, size, context, abilities and parameters.
+
+    At most one of the options that print a part of it.
+    """
     session = common.session()
-    content = session.client.post("/api/show", {"model": model})
+    flags = {
+        "modelfile": modelfile, "parameters": parameters, "system": system, "template": template, "license": license,
+    }  # fmt: skip
+    parts = [name for name, wanted in flags.items() if wanted]
+    if len(parts) + json > 1:
+        both = " and ".join(f"--{name}" for name in (*parts, *(["json"] if json else [])))
+        raise WrongUse(f"{both} cannot be shown together; choose one. See: watchbill show --help")
+    with _hinting(session, model):
+        content = session.client.post("/api/show", {"model": model})
     if json:
         session.terminal.show_json(content)
         return
-    session.terminal.show(*_details(fields(parse(content))))
+    told = fields(parse(content))
+    if not parts:
+        session.terminal.show(*_details(told))
+    elif said := str(told.get(parts[0]) or "").rstrip("\n"):
+        session.terminal.write(f"{said}\n")
+    else:
+        session.terminal.note(f"{plain(model)} has no {_INSTEAD.get(parts[0], f'{parts[0]} of its own')}")
 
 
 def _details(told: Fields) -> list[str]:

@@ -3,6 +3,7 @@
 import contextlib
 import logging
 import os
+import re
 import signal
 import sys
 import time
@@ -14,6 +15,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from watchbill.cli.app import WrongUse
 from watchbill.cli.client import Client
 from watchbill.cli.limits import (
     CLI_DOWN_NOW_TIMEOUT_S,
@@ -26,11 +28,13 @@ from watchbill.cli.options import Where
 from watchbill.cli.progress import Report, byte_bar, waiting_bar
 from watchbill.cli.terminal import Terminal, plain
 from watchbill.errors import ConfigError, NotReachable, TheirsError, WatchbillError
+from watchbill.quoting import quoted
 from watchbill.root import DaemonRecord, Root, find_root
 
 __all__ = ["UpOptions", "UpScreen", "down", "next_steps", "up"]
 
 _DEFAULTS = Where()
+_PORT = re.compile("[0-9]{1,5}")  # its range is checked where --port's is
 
 
 _NoFleet = Annotated[
@@ -91,6 +95,14 @@ def up(
             show_default=False,
         ),
     ] = None,
+    listen: Annotated[
+        str | None,
+        Parameter(
+            name="--listen",
+            help="Both in one, as HOST:PORT; :8080 means every address of this machine.",
+            show_default=False,
+        ),
+    ] = None,
     ollama_port: Annotated[
         int | None,
         Parameter(
@@ -120,6 +132,10 @@ def up(
     The last line it prints at start is `ready http://HOST:PORT`.
     """
     root = find_root(where.root)
+    if listen is not None:
+        if host is not None or port is not None:
+            raise WrongUse("--listen says both --host and --port; leave those out. See: watchbill up --help")
+        host, port = _listen_at(listen)
     options = UpOptions(
         config, root.path, host, port, ollama_port, where.quiet, _writable(record), no_fleet, with_nats
     )
@@ -210,6 +226,17 @@ def _up_in_background(options: UpOptions, root: Root) -> int:
     terminal.show(f"ready {record.url if record else ''}".strip())
     terminal.note(f"pid {pid}, log in {plain(log)}; stop it with: {root.command('down')}")
     return 0
+
+
+def _listen_at(text: str) -> tuple[str, int]:
+    """The host and port of HOST:PORT, [HOST]:PORT or :PORT, which is every address, as Go's programs mean it."""
+    host, colon, port = text.rpartition(":")
+    is_bare_ipv6 = ":" in host and not (host.startswith("[") and host.endswith("]"))
+    if not colon or is_bare_ipv6 or not _PORT.fullmatch(port):
+        raise WrongUse(
+            f"{quoted(text)} is not an address to listen on; write HOST:PORT, for example 127.0.0.1:8080 or [::1]:8080"
+        )
+    return host.strip("[]") or "0.0.0.0", int(port)
 
 
 def _writable(record: Path | None) -> Path | None:

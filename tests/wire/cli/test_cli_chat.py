@@ -148,6 +148,51 @@ def test_a_conversation_remembers_what_was_said(watchbill, daemon):
     assert screen.end() == 0
 
 
+def test_a_conversation_understands_the_words_of_ollama(watchbill, daemon):
+    """Issue 19: /clear, /set, /load, and three quotes around a question of several lines."""
+    daemon.answers[ASK] = saying("yes")
+    screen = watchbill.on_terminal("chat", "-m", "any")
+    screen.see("> ")
+    screen.type('"""first\r')
+    screen.see("... ")
+    screen.type('second"""\r')
+    screen.see("yes\r\n> ")
+    assert daemon.heard[-1].json["messages"] == [{"role": "user", "content": "first\nsecond"}]
+    for typed, seen in (
+        ("/clear", "forgotten"), ("/load other", "talking to other"), ("/set system Be brief.", "prompt is set"),
+        ("/set verbose", "answer: on"), ("/verbose", "answer: off"), ("/nonesuch", "there is no command /nonesuch"),
+        ("/?", "several lines"),
+    ):  # fmt: skip
+        screen.forget()
+        screen.type(f"{typed}\r")
+        screen.see(seen)
+    screen.forget()
+    screen.type("third\r")
+    screen.see("yes\r\n> ")
+    said = daemon.heard[-1].json
+    assert (said["model"], "stream_options" in said) == ("other", False)
+    assert said["messages"] == [
+        {"role": "system", "content": "Be brief."}, {"role": "user", "content": "third"},
+    ]  # fmt: skip
+    screen.type("/bye\r")
+    assert screen.end() == 0
+
+
+def test_a_model_that_thinks_says_so_on_a_terminal(watchbill, daemon):
+    """Issue 19: no silent wait while a model thinks."""
+
+    def answer(line):
+        line.open()
+        line.say('data: {"choices": [{"delta": {"reasoning_content": "hmm"}}]}\n\n' + chunk("blue", "stop"))
+        line.say("data: [DONE]\n\n")
+
+    daemon.answers[ASK] = answer
+    screen = watchbill.on_terminal("chat", "x", "-m", "any")
+    assert screen.end() == 0
+    assert "thinking" in screen.seen and "hmm" not in screen.seen and "blue" in screen.seen
+    assert watchbill("chat", "x", "-m", "any").stdout == "blue\n"
+
+
 def test_ctrl_c_stops_the_answer_at_the_model_and_the_next_one_leaves(watchbill, daemon):
     """LANE-07 (basic): hanging up is what stops the work."""
     left = threading.Event()

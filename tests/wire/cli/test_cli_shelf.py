@@ -5,6 +5,7 @@ import json
 import pytest
 
 from watchbill.cli.shelf import about
+from watchbill.cli.timings import Timings
 
 LIBRARY = {
     "models": [
@@ -160,3 +161,97 @@ def test_run_on_a_terminal_is_a_conversation(watchbill, daemon):
     screen.see("blue")
     screen.type("/bye\n")
     assert screen.end() == 0
+
+
+def test_run_verbose_prints_the_figures_that_ollama_prints(watchbill, daemon):
+    """Issue 19: `run --verbose` as Ollama's users know it, beside the answer."""
+
+    def timed(line):
+        line.open()
+        usage = {"prompt_tokens": 26, "completion_tokens": 3}
+        timings = {"prompt_n": 13, "prompt_ms": 130.0, "predicted_ms": 60.0}
+        last = {"choices": [], "usage": usage, "timings": timings}
+        line.say(
+            'data: {"choices": [{"delta": {"content": "blue"}, "finish_reason": "stop"}]}\n\n'
+            f"data: {json.dumps(last)}\n\ndata: [DONE]\n\n"
+        )
+
+    daemon.answers[("POST", "/api/show")] = (200, {})
+    daemon.answers[("POST", "/v1/chat/completions")] = timed
+    asked = watchbill("run", "tiny", "Why?", "--verbose", "--format", "json", "--keepalive", "10m")
+    assert (asked.returncode, asked.stdout) == (0, "blue\n"), asked.stderr
+    for line in (
+        "prompt eval count:    26 token(s)", "prompt eval duration: 130.0ms", "prompt eval rate:     100.00 tokens/s",
+        "eval count:           3 token(s)", "eval duration:        60.0ms", "eval rate:            50.00 tokens/s",
+    ):  # fmt: skip
+        assert line in asked.stderr.splitlines(), asked.stderr
+    assert asked.stderr.splitlines()[1].startswith("total duration:       ")
+    said = daemon.heard[-1].json
+    assert said["stream_options"] == {"include_usage": True}
+    assert (said["response_format"], said["keep_alive"]) == ({"type": "json_object"}, "10m")
+    assert "duration" not in watchbill("run", "tiny", "Why?").stderr, "only where it was asked for"
+
+
+def test_figures_of_an_engine_that_tells_none_are_measured():
+    moments = iter((0.0, 2.0, 4.0, 4.0))
+    timings = Timings(lambda: next(moments))
+    timings.take_headers({"x-watchbill-wait-ms": "1500", "x-watchbill-load-ms": "500"})
+    timings.count_piece()
+    timings.count_piece()
+    timings.take({"usage": {"prompt_tokens": 10, "completion_tokens": 20}})
+    told = dict(line.split(":", 1) for line in timings.lines())
+    assert {key: value.strip() for key, value in told.items()} == {
+        "total duration": "4.000s", "load duration": "500.0ms", "wait duration": "1.500s (with the load)",
+        "prompt eval count": "10 token(s)", "prompt eval duration": "500.0ms", "prompt eval rate": "20.00 tokens/s",
+        "eval count": "20 token(s)", "eval duration": "2.000s", "eval rate": "10.00 tokens/s",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("part", ["modelfile", "parameters", "system", "template", "license"])
+def test_show_prints_one_part_alone(watchbill, daemon, part):
+    """Issue 19: `show --modelfile` and its siblings, for scripts that read Ollama's."""
+    daemon.answers[("POST", "/api/show")] = (200, {part: "first\nsecond \x1b[1m\n"})
+    shown = watchbill("show", "tiny", f"--{part}")
+    assert (shown.returncode, shown.stdout, shown.stderr) == (0, "first\nsecond \x1b[1m\n", "")
+    daemon.answers[("POST", "/api/show")] = (200, {})
+    empty = watchbill("show", "tiny", f"--{part}")
+    assert (empty.returncode, empty.stdout) == (0, "")
+    assert empty.stderr.startswith("tiny has no ")
+    both = watchbill("show", "tiny", f"--{part}", "--json")
+    assert (both.returncode, f"--{part} and --json" in both.stderr) == (2, True)
+
+
+def test_show_and_cp_say_which_model_was_meant(watchbill, daemon):
+    daemon.answers[("GET", "/wb/v1/library")] = (200, LIBRARY)
+    for command in (["show", "qwen2.5-05b"], ["cp", "qwen2.5-05b", "mine"]):
+        daemon.answers[("POST", f"/api/{command[0].replace('cp', 'copy')}")] = (404, {"error": "not found"})
+        refused = watchbill(*command)
+        assert refused.returncode == 1
+        assert "no model is called qwen2.5-05b; did you mean qwen2.5-0.5b? see: " in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("prefix", "found"), [("qw", True), ("QWEN2.5:0", True), ("5-0.5", False), ("f", False)]
+)
+def test_list_shows_those_of_which_a_name_begins_so(watchbill, daemon, prefix, found):
+    """Issue 19: `ollama list PREFIX`, also as `ls`."""
+    daemon.answers[("GET", "/wb/v1/library")] = (200, LIBRARY)
+    shown = watchbill("ls", prefix)
+    assert (shown.returncode, "qwen2.5-0.5b" in shown.stdout) == (0, found)
+    assert ("far" in shown.stdout) == (prefix == "f")
+    assert "half.gguf" not in shown.stdout
+    assert [
+        each["name"] == "far" for each in json.loads(watchbill("list", prefix, "--json").stdout)["models"]
+    ] == ([False] if found else [True] if prefix == "f" else [])
+
+
+def test_list_says_that_no_name_begins_so(watchbill, daemon):
+    daemon.answers[("GET", "/wb/v1/library")] = (200, LIBRARY)
+    assert "no model has a name that begins with llama; see: " in watchbill("list", "llama").stdout
+
+
+@pytest.mark.parametrize("words", [["-v"], ["-V"], ["--version"], ["version"]])
+def test_the_version_is_told_however_it_is_asked_for(watchbill, words):
+    """Issue 19: `ollama -v`."""
+    told = watchbill(*words)
+    assert (told.returncode, told.stdout.split()[0]) == (0, "watchbill")
