@@ -37,6 +37,23 @@ _DEFAULTS = Where()
 _PORT = re.compile("[0-9]{1,5}")  # its range is checked where --port's is
 
 
+_Listen = Annotated[
+    str | None,
+    Parameter(
+        help="Both in one, as HOST:PORT; :8080 means every address of this machine.", show_default=False
+    ),
+]
+
+
+_Record = Annotated[
+    Path | None,
+    Parameter(
+        help="Append the times and models of requests to this file, for: watchbill simulate --trace. No prompts.",
+        show_default=False,
+    ),
+]
+
+
 _NoFleet = Annotated[
     bool,
     Parameter(
@@ -95,14 +112,7 @@ def up(
             show_default=False,
         ),
     ] = None,
-    listen: Annotated[
-        str | None,
-        Parameter(
-            name="--listen",
-            help="Both in one, as HOST:PORT; :8080 means every address of this machine.",
-            show_default=False,
-        ),
-    ] = None,
+    listen: _Listen = None,
     ollama_port: Annotated[
         int | None,
         Parameter(
@@ -116,13 +126,7 @@ def up(
             negative="", show_default=False, help="Run in the background; return when the daemon is ready."
         ),
     ] = False,
-    record: Annotated[
-        Path | None,
-        Parameter(
-            help="Append the times and models of requests to this file, for: watchbill simulate --trace. No prompts.",
-            show_default=False,
-        ),
-    ] = None,
+    record: _Record = None,
     no_fleet: _NoFleet = False,
     with_nats: _WithNats = False,
     where: Where = _DEFAULTS,
@@ -133,9 +137,7 @@ def up(
     """
     root = find_root(where.root)
     if listen is not None:
-        if host is not None or port is not None:
-            raise WrongUse("--listen says both --host and --port; leave those out. See: watchbill up --help")
-        host, port = _listen_at(listen)
+        host, port = _listen_at(listen, alone=host is None and port is None)
     options = UpOptions(
         config, root.path, host, port, ollama_port, where.quiet, _writable(record), no_fleet, with_nats
     )
@@ -228,8 +230,10 @@ def _up_in_background(options: UpOptions, root: Root) -> int:
     return 0
 
 
-def _listen_at(text: str) -> tuple[str, int]:
+def _listen_at(text: str, *, alone: bool) -> tuple[str, int]:
     """The host and port of HOST:PORT, [HOST]:PORT or :PORT, which is every address, as Go's programs mean it."""
+    if not alone:
+        raise WrongUse("--listen says both --host and --port; leave those out. See: watchbill up --help")
     host, colon, port = text.rpartition(":")
     is_bare_ipv6 = ":" in host and not (host.startswith("[") and host.endswith("]"))
     if not colon or is_bare_ipv6 or not _PORT.fullmatch(port):
