@@ -154,6 +154,29 @@ def test_a_task_whose_output_is_missing_has_not_succeeded(rig: FleetRig) -> None
     assert not (rig.batch_folder("b1") / "ran").exists()
 
 
+@pytest.mark.timeout(60)
+def test_what_a_task_left_behind_in_place_of_its_files_fails_it_and_nothing_else(rig: FleetRig) -> None:
+    """PLAN-02, FLEET-09: links in circles hung the agent, and each further one that took the task over."""
+    folder = "{BATCH_PATH}"
+    rig.submit(
+        "b1",
+        task(
+            "circles",
+            f"cd {folder}; ln -s . one; ln -s . two",
+            f"produces**: {folder}/**/*.none",
+            "retries**: 0",
+        )
+        + task("nothing", f"ln -s /nowhere {folder}/gone", f"produces**: {folder}/gone", "retries**: 0")
+        + task("named", f"echo > '{folder}/a[1].txt'", f"produces**: {folder}/a[1].txt", "retries**: 0"),
+    )
+    rig.start("cpu-1")
+    finish(rig)
+    assert {entry["task"]: entry["end"] for entry in rig.entries("b1", "fail")} == {
+        "circles": "missing_output", "nothing": "missing_output",
+    }  # fmt: skip
+    assert [entry["task"] for entry in rig.entries("b1", "accept")] == ["named"]
+
+
 def test_a_result_is_a_file_or_the_last_line(rig: FleetRig) -> None:
     """FLEET-10."""
     rig.submit(

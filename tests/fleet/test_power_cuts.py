@@ -21,6 +21,7 @@ from support.eventually import wait_until
 from support.fleet_judge import judge
 from support.fleet_life import FleetLife, Say, answer_of, submit
 from support.forked import Child
+from support.fuse_mount import FuseMount, fuse_mounts
 from support.killing import deadly, life
 from support.power_cut import Disk, loop_disk
 from watchbill.files import uncached
@@ -29,6 +30,7 @@ from watchbill.files.checked_log import whole_lines
 from watchbill.fleet import limits
 from watchbill.fleet.agent.concluding import conclude
 from watchbill.fleet.agent.ground import FolderGround
+from watchbill.fleet.agent.produced import put_on_disk
 from watchbill.fleet.agent.questions import Question
 from watchbill.fleet.agent.work import Finished, Prepared, Setting
 from watchbill.fleet.folder import places
@@ -227,6 +229,62 @@ def test_what_a_complete_task_produced_survives_a_power_cut(disk: Disk, made: st
         child.kill()
     disk.mount_again()
     assert [path for path in wanted if (folder / path).read_text() != path] == []
+
+
+@pytest.mark.parametrize(
+    ("made", "wanted"), [("out", ["out/deep/a.txt"]), ("many/*", MANY)], ids=["folder", "many"]
+)
+def test_what_a_complete_task_produced_on_a_network_mount_survives_a_power_cut_of_its_server(
+    disk: Disk, tmp_path: Path, made: str, wanted: list[str]
+) -> None:
+    """FLEET-09: a sync of the whole file system reaches the client's cache, and not the disk of the server."""
+    (disk.path / "shared").mkdir()
+    os.sync()
+    with fuse_mounts() as mounts:
+        try:
+            mount = FuseMount(disk.path / "shared", tmp_path / "here")
+        except OSError as error:
+            pytest.skip(str(error))
+        mounts.append(mount)
+        for path in wanted:
+            (mount.path / path).parent.mkdir(parents=True, exist_ok=True)
+            (mount.path / path).write_text(path)
+        put_on_disk([made], mount.path, mount.path)
+        disk.shut_down()
+    disk.mount_again()
+    assert [path for path in wanted if (disk.path / "shared" / path).read_text() != path] == []
+
+
+LINKED = {"a file": "made/new.txt", "a folder": "made"}
+
+
+@pytest.mark.parametrize("target", LINKED.values(), ids=LINKED)
+def test_what_a_link_of_a_complete_task_leads_to_survives_a_power_cut(
+    disk: Disk, tmp_path: Path, target: str
+) -> None:
+    """FLEET-09: the link lies in the shared folder and what was produced on another disk, in folders that are new."""
+    root, folder = tmp_path / "shared", tmp_path / "shared" / "plans" / "p"
+    prepare(root)
+    folder.mkdir(parents=True, exist_ok=True)
+    os.sync()
+
+    def work(say: Say) -> None:
+        made = disk.path / "deep" / "made" / "new.txt"
+        made.parent.mkdir(parents=True)
+        made.write_text("new")
+        (folder / "out").symlink_to(disk.path / "deep" / target)
+        put_on_disk(["out"], folder, root)
+        say("sent")
+        signal.pause()
+
+    child = Child(work)
+    try:
+        assert child.first() == "sent"
+        disk.shut_down()
+    finally:
+        child.kill()
+    disk.mount_again()
+    assert (disk.path / "deep" / "made" / "new.txt").read_text() == "new"
 
 
 @pytest.mark.torture

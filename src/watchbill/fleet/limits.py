@@ -192,5 +192,7 @@ MIRROR_UNNAMED_BYTES_MAX = 64 * 2**20
 MIRROR_TURN_MS = 2_000
 #: Of what a task produces so many files are synced one by one; more are left to a sync of their file system.
 PRODUCED_FILES_SYNCED_MAX = 64
+#: On a network mount, where such a sync reaches no further than the client, so many are synced one by one.
+PRODUCED_FILES_WALKED_MAX = 20_000
 #: Batches without a running task whose files an agent keeps.
 MIRROR_BATCHES_KEPT = 4

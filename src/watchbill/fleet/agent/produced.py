@@ -7,7 +7,6 @@ files of a task have a thread of their own, and the agent waits for one turn at 
 
 import contextlib
 import errno
-import glob
 import itertools
 import os
 import stat
@@ -16,9 +15,11 @@ from collections.abc import Generator, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from watchbill.files.atomic import fsync_folder, open_folder, sync_data, sync_filesystem
+from watchbill.files.disk import mount_of
+from watchbill.files.patterns import matches
 from watchbill.fleet import limits
 
-__all__ = ["Storing", "matches", "put_on_disk"]
+__all__ = ["Storing", "put_on_disk"]
 
 #: A file system that cannot sync this: there is nothing more to be done for it.
 _CANNOT = frozenset({errno.EINVAL, errno.ENOTSUP, errno.EROFS})
@@ -46,32 +47,63 @@ class Storing:
             self._failed.append(f"what it produced could not be stored: {error}")
 
 
-def put_on_disk(patterns: Iterable[str], folder: Path, root: Path) -> None:
-    """Sync what these patterns name, and the folders up to `root` that lead there. Raises OSError.
+def put_on_disk(patterns: Sequence[str], folder: Path, root: Path) -> None:
+    """Sync what these patterns name, and the folders that lead there. Raises OSError.
 
-    Whole folders, many files, and what this user may not open are left to a sync of their whole file system."""
+    Whole folders, many files, and what this user may not open are left to a sync of their whole file system. On a
+    network mount that reaches no further than the client, so there everything in the folders is synced one by one."""
     most = limits.PRODUCED_FILES_SYNCED_MAX
-    found = [path for each in patterns for path in itertools.islice(matches(each, folder), most + 1)]
+    found = list(itertools.islice(_named(patterns, folder), most + 1))
+    if (len(found) > most or any(map(os.path.isdir, found))) and _is_on_network(found):
+        most = limits.PRODUCED_FILES_WALKED_MAX
+        found = list(itertools.islice(_with_contents(_named(patterns, folder)), most + 1))
     folders = {Path(path).parent for path in found}
-    try:
-        are_single = len(found) <= most and not any(map(_is_folder_once_synced, found))
-        for each in itertools.chain(folders, {up for leaf in folders for up in _up_to(root, leaf)} - folders):
+    #: One folder of each file system that has to be synced as a whole.
+    whole = {} if len(found) <= most else {os.stat(each).st_dev: each for each in folders}
+    for path in found if not whole else ():
+        with _left_to(whole, Path(path)):
+            if _is_folder_once_synced(path):
+                whole[os.stat(path).st_dev] = Path(path)
+    for each in itertools.chain(
+        folders, {up for leaf in folders for up in _made_above(leaf, root)} - folders
+    ):
+        with _left_to(whole, each):
             _sync_folder(each)
-    except PermissionError:
-        are_single = False
-    if not are_single:
-        for each in {os.stat(each).st_dev: each for each in folders}.values():
-            with contextlib.suppress(PermissionError), open_folder(each) as opened:
-                sync_filesystem(opened)
+    for each in whole.values():
+        with contextlib.suppress(PermissionError), open_folder(each) as opened:
+            sync_filesystem(opened)
 
 
-def matches(pattern: str, folder: Path) -> Iterator[str]:
-    """What a path that may be a pattern names."""
-    whole = os.path.join(glob.escape(str(folder)), pattern)
+def _named(patterns: Iterable[str], folder: Path) -> Iterator[str]:
+    """What the patterns name; of a link also what it leads to: that is what the task has made, in another folder."""
+    for path in itertools.chain.from_iterable(matches(each, folder) for each in patterns):
+        yield path
+        if os.path.islink(path.rstrip("/")):
+            yield os.path.realpath(path)
+
+
+def _with_contents(paths: Iterable[str]) -> Iterator[str]:
+    for path in paths:
+        yield path
+        if os.path.isdir(path):
+            yield from matches("**", path)
+
+
+def _is_on_network(paths: Iterable[str]) -> bool:
+    devices: dict[int, str] = {}
+    for path in paths:
+        with contextlib.suppress(FileNotFoundError):  # the next task has taken it away
+            devices[os.stat(path).st_dev] = path
+    return any(mount_of(Path(each)).is_network for each in devices.values())
+
+
+@contextlib.contextmanager
+def _left_to(whole: dict[int, Path], path: Path) -> Generator[None]:
+    """What this user may not open is synced with its file system, by way of the folder that it lies in."""
     try:
-        yield from glob.iglob(whole, recursive=True, include_hidden=True)
-    except ValueError:  # no name of a file: a NUL character, half of a surrogate pair
-        return
+        yield
+    except PermissionError:
+        whole[os.stat(path.parent).st_dev] = path.parent
 
 
 def _is_folder_once_synced(path: str) -> bool:
@@ -99,9 +131,14 @@ def _sync_folder(path: Path) -> None:
         fsync_folder(path)
 
 
-def _up_to(root: Path, folder: Path) -> Iterable[Path]:
-    """The folders between the root and this one, which the task may have made."""
-    return itertools.takewhile(lambda up: up != root, folder.parents) if root in folder.parents else ()
+def _made_above(folder: Path, root: Path) -> Iterator[Path]:
+    """The folders above this one that the task may have made: up to the root, elsewhere as far as this user may write
+    on that file system."""
+    for up in folder.parents:
+        if up == root or os.path.ismount(folder) or not os.access(up, os.W_OK):
+            return
+        yield up
+        folder = up
 
 
 @contextlib.contextmanager

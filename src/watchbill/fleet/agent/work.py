@@ -16,8 +16,8 @@ from enum import Enum
 from pathlib import Path
 
 from watchbill.files.atomic import make_folder, open_folder, put_file
+from watchbill.files.patterns import matches
 from watchbill.fleet import limits
-from watchbill.fleet.agent.produced import matches
 from watchbill.fleet.agent.questions import Question
 from watchbill.fleet.folder import places
 from watchbill.fleet.folder.slips import Slip

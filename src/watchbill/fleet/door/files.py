@@ -7,7 +7,6 @@ that no link in a batch leads to files of this machine. A file that is sent beco
 
 import contextlib
 import errno
-import glob
 import itertools
 import os
 import re
@@ -18,6 +17,7 @@ from pathlib import Path
 from watchbill.errors import OursError
 from watchbill.files.atomic import FILE_MODE, NotAFile, pwrite_all, sync_filesystem, write_all
 from watchbill.files.beneath import Beneath, Entry
+from watchbill.files.patterns import matches
 from watchbill.fleet import limits
 from watchbill.fleet.door.scope import RULES, Scope
 from watchbill.fleet.door.wire import pack
@@ -111,10 +111,9 @@ class Carrier:
     def _named(self, scope: Scope) -> Iterator[Entry]:
         """What `requires` and inputs name; of a folder everything in it."""
         for pattern in scope.named:
-            paths = glob.iglob(pattern, root_dir=self._beneath.root, recursive=True, include_hidden=True)
-            for path in itertools.islice(paths, limits.MIRROR_FILES_MAX):
+            for path in itertools.islice(matches(pattern, self._beneath.root), limits.MIRROR_FILES_MAX):
                 with contextlib.suppress(PermissionError):  # a pattern that leads out and in again
-                    yield from self._whole(path.rstrip("/"), scope)
+                    yield from self._whole(path.removeprefix(f"{self._beneath.root}/").rstrip("/"), scope)
 
     def _whole(self, path: str, scope: Scope) -> Iterator[Entry]:
         entry = self._beneath.entry(path)

@@ -27,6 +27,7 @@ from watchbill.files.atomic import (
     write_file_durable,
 )  # fmt: skip
 from watchbill.files.checked_log import CheckedLog, LineReader
+from watchbill.files.patterns import matches
 
 __all__ = ["Disk", "FolderDisk", "Log"]
 
@@ -138,9 +139,8 @@ class FolderDisk:
             return read_regular(name, dir_fd=folder, bytes_max=bytes_max)
 
     def has(self, pattern: str) -> bool:
-        found = glob.iglob(pattern, root_dir=self._root, recursive=True, include_hidden=True)
         # A name that was looked for in vain may be cached by a network mount; a listing asks the server.
-        return next(found, None) is not None or _is_listed(self._root, pattern)
+        return next(matches(pattern, self._root), None) is not None or _is_listed(self._root, pattern)
 
     def put(self, path: str, data: bytes, *, draft: str = "", durable: bool = False) -> None:
         if draft:
@@ -207,6 +207,7 @@ class FolderDisk:
 def _is_listed(root: Path, path: str) -> bool:
     folder, _, name = path.rstrip("/").rpartition("/")
     try:
-        return not glob.has_magic(path) and name in os.listdir(root / folder)
+        is_listed = not glob.has_magic(path) and name in os.listdir(root / folder)
     except (FileNotFoundError, NotADirectoryError):
         return False
+    return is_listed and not (root / path).is_symlink()  # a link that leads somewhere is found by `matches`
