@@ -118,7 +118,7 @@ def test_a_spent_out_tier_takes_nothing_and_its_waiting_requests_go_on(
     assert waiting.served_by == "big@cloud"
     world.feed(m.SiteClosed("cloud", Bar.LIMIT))
     refused = world.arrive("big", 500, lane="chat")
-    assert refused.outcome == "never_fits"
+    assert refused.outcome == "tier_closed", "it never fits here, but the tier opens again"
     world.feed(m.SiteClosed("cloud", None))
     assert world.arrive("big", 500, lane="chat").served_by == "big@cloud"
     world.run(world.now + 5_000)

@@ -4,6 +4,7 @@ import asyncio
 import json
 import re
 import sys
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -301,16 +302,180 @@ daily = 1.0
             assert (await ask(client, "far")).headers["x-watchbill-model"] == "far"
 
 
-async def test_what_a_tiers_server_refuses_costs_nothing_and_its_wait_is_passed_on(tmp_path: Path) -> None:
-    """P3: a caller that comes back earlier than the server wants is refused again."""
+SPARE = """
+[tiers.spare]
+kind = "external"
+enabled = true
+url = "http://127.0.0.1:{port}/v1"
+models = ["far", "other"]
+price_in = 1.0
+price_out = 1.0
+daily = 1.0
+"""
+
+
+def told_of(driver: Driver, site: str = "cloud") -> dict[str, object]:
+    return driver.status()["tiers"][site]  # type: ignore[index, no-any-return]
+
+
+async def test_a_busy_tier_is_closed_for_as_long_as_it_says(tmp_path: Path) -> None:
+    """P3: an earlier question is refused again, so it is not sent; callers are told the true time."""
     async with (
-        peer_listening(refusing(429, Retry_After="17")) as peer,
+        peer_listening(refusing(429, Retry_After="117")) as peer,
         opened(tmp_path, cloud(peer)) as (client, driver),
     ):
+        for _ in range(2):
+            answer = await ask(client, "far")
+            assert (answer.status, answer.code) == (503, "tier_closed"), answer.body
+            assert 115 <= int(answer.headers["retry-after"]) <= 117, "the default of 5 s was a lie"
+            assert b"its server wants to be asked later; it is asked again in 11" in answer.body
+        assert len(peer.asked) == 1
+        assert told_of(driver)["closed"]
+        await eventually(lambda: told_of(driver)["spent_today"] == 0)
+
+
+async def test_a_busy_tier_that_names_no_time_is_asked_again_soon(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tiers, "TIER_BUSY_MS", 200)
+    monkeypatch.setattr(tiers, "TIER_BUSY_MS_MIN", 100)
+    async with peer_listening(refusing(429)) as peer, opened(tmp_path, cloud(peer)) as (client, driver):
+        assert (await ask(client, "far")).code == "tier_closed"
+        peer.talk = HELLO
+        await eventually(lambda: not told_of(driver)["closed"])
+        assert (await ask(client, "far")).status == 200
+
+
+@pytest.mark.parametrize("status", [401, 402, 403, 404, 429, 500, 502, 503, 529])
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_another_site_serves_what_a_tier_refuses_or_fails(
+    tmp_path: Path, status: int, streamed: bool
+) -> None:
+    """SPOOL-10: the caller has seen nothing yet, so it never learns of it; the first site costs nothing."""
+    async with (
+        peer_listening(refusing(status)) as first,
+        peer_listening(HELLO) as spare,
+        opened(tmp_path, cloud(first, SPARE.format(port=spare.port))) as (client, driver),
+    ):
+        body = BODY | {"model": "far", "stream": streamed}
+        answer = await client.ask("/v1/chat/completions", body)
+        assert (answer.status, answer.headers["x-watchbill-model"]) == (200, "far@spare"), answer.body
+        assert b"far " in answer.body and b"error" not in answer.body
+        assert (len(first.asked), len(spare.asked)) == (1, 1)
+        await eventually(lambda: told_of(driver)["spent_today"] == 0)
+
+
+@pytest.mark.parametrize("status", [403, 404])
+async def test_a_model_that_a_tier_does_not_have_is_told_and_its_others_are_served(
+    tmp_path: Path, status: int
+) -> None:
+    """SPOOL-10: a wrong name in the config is said to be one; it closes no other model of the tier."""
+
+    async def talk(asked: Asked, writer: asyncio.StreamWriter) -> None:
+        await (refusing(status) if asked.json["model"] == "far" else HELLO)(asked, writer)
+
+    async with (
+        peer_listening(talk) as peer,
+        opened(tmp_path, cloud(peer, models='["far", "other"]')) as (client, driver),
+    ):
+        for _ in range(2):
+            answer = await ask(client, "far")
+            assert (answer.status, answer.code) == (503, "tier_closed"), answer.body
+            word = b"does not know the model; correct models of" if status == 404 else b"set key of"
+            assert word in answer.body and b"secret" not in answer.body
+            assert 58 <= int(answer.headers["retry-after"]) <= 60
+        assert len(peer.asked) == 1
+        assert (await ask(client, "other")).status == 200
+        told = told_of(driver)
+        assert not told["closed"] and str(told["barred"]).startswith("far: ")
+
+
+async def test_an_address_that_a_tier_lacks_says_nothing_of_its_models(tmp_path: Path) -> None:
+    async def talk(asked: Asked, writer: asyncio.StreamWriter) -> None:
+        await (HELLO if asked.path.endswith("/chat/completions") else refusing(404))(asked, writer)
+
+    async with peer_listening(talk) as peer, opened(tmp_path, cloud(peer)) as (client, _):
+        answer = await client.ask("/v1/embeddings", {"model": "far", "input": "x"})
+        assert answer.status == 404, answer.body
+        assert (await ask(client, "far")).status == 200
+
+
+async def test_what_no_other_site_may_serve_is_told_in_the_servers_words(tmp_path: Path) -> None:
+    """R30: a failure of the one server closes nothing: it may be about this request alone."""
+    async with peer_listening(refusing(500)) as first, peer_listening(HELLO) as spare:
+        text = cloud(first, SPARE.format(port=spare.port).replace("enabled = true", "enabled = false"))
+        async with opened(tmp_path, text) as (client, driver):
+            answer = await ask(client, "far")
+            assert (answer.status, answer.code) == (502, "engine_failed"), answer.body
+            assert b"Incorrect API key" in answer.body
+            assert not told_of(driver)["closed"] and spare.asked == []
+            first.talk = HELLO
+            assert (await ask(client, "far")).status == 200
+
+
+async def test_private_work_does_not_follow_to_another_external_tier(tmp_path: Path) -> None:
+    """SPOOL-10: what may not leave does not leave because another site failed."""
+    machine = Machine(tmp_path / "machine")
+    async with peer_listening(HELLO) as peer:
+        text = machine.tier().replace(f'start = "{machine.command("start")}"', 'start = "false"')
+        text += "[tiers.cloud]" + cloud(peer, models='["big"]').split("[tiers.cloud]")[1]
+        async with opened(tmp_path / "root", text) as (client, _):
+            answer = await within(30, ask(client, "big", X_Watchbill_Private="1"))
+            assert answer.status == 503, answer.body
+            assert peer.asked == []
+
+
+async def test_another_site_serves_what_an_unreachable_tier_cannot(tmp_path: Path) -> None:
+    """SPOOL-10: the connection is refused; the next requests do not try it for a few seconds."""
+    async with peer_listening(HELLO) as spare:
+        async with peer_listening(HELLO) as first:
+            text = cloud(first, SPARE.format(port=spare.port))
+        async with opened(tmp_path, text) as (client, driver):
+            answer = await ask(client, "far")
+            assert (answer.status, answer.headers["x-watchbill-model"]) == (200, "far@spare"), answer.body
+            told = told_of(driver)
+            assert told["closed"] and "cannot be reached" in str(told["barred"])
+            assert told["spent_today"] == 0
+
+
+async def test_another_site_serves_what_a_tier_broke_off_before_its_caller_saw_any(tmp_path: Path) -> None:
+    """R30: the first server closes the connection without an answer."""
+
+    async def breaking(asked: Asked, writer: asyncio.StreamWriter) -> None:
+        writer.close()
+
+    async with (
+        peer_listening(breaking) as first,
+        peer_listening(HELLO) as spare,
+        opened(tmp_path, cloud(first, SPARE.format(port=spare.port))) as (client, _),
+    ):
         answer = await ask(client, "far")
-        assert (answer.status, answer.headers["retry-after"]) == (429, "17"), answer.body
-        assert not driver.status()["tiers"]["cloud"]["closed"]  # type: ignore[index]
-        await eventually(lambda: driver.status()["tiers"]["cloud"]["spent_today"] == 0)  # type: ignore[index]
+        assert (answer.status, answer.headers["x-watchbill-model"]) == (200, "far@spare"), answer.body
+
+
+async def test_all_sites_that_refuse_are_named_with_the_time_of_the_first_that_opens(tmp_path: Path) -> None:
+    async with (
+        peer_listening(refusing(401)) as first,
+        peer_listening(refusing(429, Retry_After="17")) as spare,
+        opened(tmp_path, cloud(first, SPARE.format(port=spare.port))) as (client, _),
+    ):
+        answer = await ask(client, "far")
+        assert (answer.status, answer.code) == (503, "tier_closed"), answer.body
+        assert b"the tier cloud: its server does not accept our key" in answer.body
+        assert b"the tier spare: its server wants to be asked later" in answer.body
+        assert 16 <= int(answer.headers["retry-after"]) <= 17
+
+
+async def test_what_a_retry_does_not_mend_names_no_time(tmp_path: Path) -> None:
+    """P3: private work is refused for good, a spent day until midnight of UTC."""
+    async with peer_listening(HELLO) as peer, opened(tmp_path, cloud(peer, daily=0.15)) as (client, _):
+        answer = await ask(client, "far", X_Watchbill_Private="1")
+        assert "retry-after" not in answer.headers and answer.headers["x-should-retry"] == "false"
+        await client.ask("/v1/chat/completions", BODY | {"model": "far", "max_tokens": 1})
+        left_s = 86_400 - time.time() % 86_400
+        answer = await client.ask("/v1/chat/completions", BODY | {"model": "far", "max_tokens": 147})
+        assert answer.code == "tier_closed" and b"its daily limit is reached" in answer.body
+        assert abs(int(answer.headers["retry-after"]) - left_s) < 30
 
 
 async def test_an_engine_that_wants_a_key_is_no_fault_of_the_caller(tmp_path: Path) -> None:
@@ -508,6 +673,34 @@ async def test_the_time_that_a_burst_tier_runs_is_charged(
         answer = await ask(client, "big")
         assert (answer.status, answer.code) == (503, "tier_closed")
         await eventually(lambda: machine.calls == ["start", "stop"])
+
+
+async def test_a_start_that_never_answers_costs_nothing(
+    tmp_path: Path, machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SPOOL-09: it is counted while it lasts, so that the limit holds, and given back."""
+    monkeypatch.setattr("watchbill.runtime.tiers.TIER_CHARGE_MS", 50)
+    text = machine.tier('daily = 1.0\nstart_timeout = "1s"').replace(machine.command("start"), "sleep 0.1")
+    async with opened(tmp_path / "root", text) as (client, driver):
+        asking = asyncio.create_task(ask(client, "big"))
+        await eventually(lambda: told_of(driver, "box")["spent_today"] != 0)
+        answer = await within(30, asking)
+        assert answer.status == 503, answer.body
+        await eventually(lambda: told_of(driver, "box")["spent_today"] == 0)
+    async with driving(tmp_path / "root", catalog(text)) as driver:
+        assert told_of(driver, "box")["spent_today"] == 0, "the next daemon reads the same"
+
+
+async def test_the_time_of_a_start_that_succeeds_is_charged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("watchbill.runtime.tiers.TIER_CHARGE_MS", 50)
+    machine = Machine(tmp_path / "machine", {"load": "1s"})
+    async with opened(tmp_path / "root", machine.tier()) as (client, driver):
+        assert (await ask(client, "big")).status == 200
+        assert 0.0007 < float(str(told_of(driver, "box")["spent_today"])) < 0.01, "3.6 an hour, for a second"
+        counted = 'watchbill_tier_cost_total{site="box",tier="burst"}'
+        await eventually(lambda: counted in driver.metrics.render().decode())
 
 
 async def test_loads_here_do_not_wait_for_the_start_of_a_burst_tier(tmp_path: Path) -> None:

@@ -26,15 +26,15 @@ from watchbill.core.forecast import Forecast, can_forecast
 from watchbill.core.messages import Admit, Arrived, JournalEvent, Left, Refusal, Request, SiteClosed
 from watchbill.core.model_state import ModelState
 from watchbill.core.policy import Policy
-from watchbill.core.reasons import InPlaceOf, RoutedTo
+from watchbill.core.reasons import Bar, InPlaceOf, RoutedTo
 from watchbill.core.resources import GroupPlace, HostPlaces, Needs, Places, in_order
-from watchbill.core.routing import bar_of, bar_text
+from watchbill.core.routing import bar_of, bar_text, closing_of
 from watchbill.core.routing import in_order as in_routing_order
 from watchbill.core.stages import AWAY, Stage
-from watchbill.core.state import State
+from watchbill.core.state import Closing, State
 from watchbill.ladder import ladder
 from watchbill.limits import QUEUE_OPERATOR_RESERVE
-from watchbill.units import format_bytes
+from watchbill.units import format_bytes, format_millis
 
 __all__ = ["Admission"]
 
@@ -127,14 +127,12 @@ class Admission:
         return (min(after_ms, request.max_wait_ms), request.max_wait_ms)
 
     def site_closed(self, event: SiteClosed, now: int) -> None:
-        """Closes a tier, or opens it again."""
-        closed = self._state.closed_sites
-        if closed.get(event.site) is event.bar:
-            return
+        """Closes a tier, or a model of it, or opens it again."""
+        closed, key = self._state.closed_sites, (event.site, event.model)
         if event.bar is None:
-            del closed[event.site]
+            closed.pop(key, None)
         else:
-            closed[event.site] = event.bar
+            closed[key] = Closing(event.bar, None if event.lasts_ms is None else now + event.lasts_ms)
         self._state.is_still = False
 
     def _choices(self, request: Request, model: ModelState, now: int) -> Sequence[Candidate]:
@@ -181,18 +179,43 @@ class Admission:
             )
         elif request.companions:
             refuse(request.id, *self._sets.refusal(request, now))
-        elif bar := bar_of(self._state, model, request):
-            site = model.spec.site or ""
-            text = f"only the tier {site} has {model.name}: {bar_text(bar, site)}"
-            refuse(request.id, Refusal.TIER_CLOSED, text)
+        elif bar_of(self._state, model, request):
+            self._refuse_barred(request, model, now)
         elif model.is_quarantined(now):
             refuse(request.id, Refusal.MODEL_FAILED, f"{model.name}: {model.failure}", model.retry_at - now)
         elif unread := self._state.ledger.unread(model.needs):
             refuse(request.id, Refusal.DEVICE_UNREADABLE, _unread_text(model.name, unread), UNREAD_RETRY_MS)
+        elif any(closing_of(self._state, copy) for copy in self._state.copies.get(model.name, ())):
+            self._refuse_barred(request, model, now)  # it never fits here, and would be served there later
         else:
             refuse(
                 request.id, Refusal.NEVER_FITS, f"{model.name} can never fit: {self._shortage_text(model)}"
             )
+
+    def _refuse_barred(self, request: Request, model: ModelState, now: int) -> None:
+        """Refuses a request that no site may serve: why not, and when the first of them opens."""
+        told: list[str] = []
+        opens: list[int] = []
+        for each in in_routing_order(self._state, model, ()):
+            site, bar = each.spec.site, bar_of(self._state, each, request)
+            if site is None or bar is None:
+                continue
+            text, closing = bar_text(bar, site), closing_of(self._state, each)
+            if closing is not None and closing.bar is bar and closing.until is not None:
+                opens.append(max(RETRY_AFTER_MIN_MS, closing.until - now))
+                text += f"; it is asked again in {format_millis(opens[-1])}"
+            elif bar is Bar.FAILED:
+                opens.append(RETRY_AFTER_MIN_MS)
+            told.append(f"the tier {site}: {text}")
+        where = (
+            f"{model.name} is not served here now"
+            if model.spec.site is None
+            else f"only tiers have {model.name}"
+        )
+        if len(told) == 1 and model.spec.site is not None:
+            where, told = f"only the tier {model.spec.site} has {model.name}", [told[0].partition(": ")[2]]
+        text = f"{where}: {', '.join(told)}"
+        self._state.refuse(request.id, Refusal.TIER_CLOSED, text, min(opens, default=None))
 
     def _shortage_text(self, model: ModelState) -> str:
         ledger, kept = self._state.ledger, self._state.permanents(model)
@@ -374,7 +397,7 @@ class Admission:
             return _Hindrance.GONE
         if not model.is_set and model.stage not in _COMING and not self._state.can_ever_fit(model.serving):
             return _Hindrance.GONE  # a size that was not declared is known after the first load
-        if not model.is_set and model.spec.site in self._state.closed_sites:
+        if not model.is_set and closing_of(self._state, model.serving) is not None:
             return _Hindrance.GONE
         is_lent = model.stage is not Stage.READY and self._state.ledger.in_maintenance(model.needs)
         is_lent = is_lent or (model.stage in AWAY and self._state.lent_out(model) is not None)
@@ -404,6 +427,22 @@ class Admission:
         elif must:
             state.withdraw(model, request_id)
             self._refuse_unservable(request, asked, now)
+
+    def leave_site(self, request_id: str, now: int) -> None:
+        """Moves a request that the server of its site refused or failed to another site, or refuses it."""
+        model = self._state.home.get(request_id)
+        if model is not None and request_id in model.line:
+            self._move(model, request_id, now, must=True)
+
+    def can_leave_site(self, request_id: str, now: int) -> bool:
+        """Whether something else than its model's site may serve a running request."""
+        model = self._state.home.get(request_id)
+        running = None if model is None else model.running.get(request_id)
+        if model is None or running is None or self._state.is_closing or running.request.companions:
+            return False
+        request = running.request
+        asked = self._state.models.get(request.model)
+        return asked is not None and any(s is not model for s in self._choices(request, asked, now))
 
     def drop_held_turns(self, now: int) -> None:
         """Drops held turns whose caller did not come back in time."""

@@ -302,6 +302,10 @@ class Dispatch:
         if running is None:
             return
         request, model = running.request, self._state.home[event.id]
+        if event.is_fault:
+            model.serving.failed(running.since)
+            self._suspect(model.serving, running, now)
+            self._state.must_look_at_engines = True
         self._leave_unanswered(model.serving, event.parting, now)
         if self._state.is_closing:
             self._state.refuse(request.id, Refusal.SHUTTING_DOWN, "Watchbill is shutting down")
@@ -310,6 +314,8 @@ class Dispatch:
             self._state.refuse(request.id, Refusal.MODEL_NOT_FOUND, f"{missing} is no longer in the config")
             return
         request = _remainder(running, now)
+        if event.failed_at and event.failed_at not in request.failed_at:
+            request = msgspec.structs.replace(request, failed_at=(*request.failed_at, event.failed_at))
         due = max(now + 1, min(_due_again(running, now), request.bound_at))
         self._state.join(model, request, min(due, request.ends_at) if request.ends_at else due)
 

@@ -75,7 +75,7 @@ class Machine:
             m.FirstByte: self._dispatch.first_byte,
             m.Indivisible: self._dispatch.indivisible,
             m.Ended: self._dispatch.ended,
-            m.Returned: self._dispatch.returned,
+            m.Returned: self._returned,
             m.LetGo: self._dispatch.let_go,
             m.Loaded: self._residency.loaded,
             m.LoadFailed: self._residency.load_failed,
@@ -207,6 +207,16 @@ class Machine:
         """A caller is gone: its request leaves its line, or its slot."""
         self._admission.left(event, now)
         self._dispatch.left(event, now)
+
+    def _returned(self, event: m.Returned, now: int) -> None:
+        """A turn was given back: its request waits where it was, or elsewhere when its site failed it."""
+        self._dispatch.returned(event, now)
+        if event.failed_at:
+            self._admission.leave_site(event.id, now)
+
+    def can_leave_site(self, request_id: str, now: int) -> bool:
+        """Whether something else than its model's site may serve a running request."""
+        return self._admission.can_leave_site(request_id, now)
 
     def _observed(self, event: m.Observed, now: int) -> None:
         self._loans.observed(event)

@@ -113,6 +113,7 @@ class Request(Struct, frozen=True, gc=False):
     ends_at: int = 0
     # Set when it was cut and goes back: however often that happens, it is answered by then; 0: not set.
     bound_at: int = 0
+    failed_at: tuple[str, ...] = ()  # sites whose servers refused or failed it: another one serves it
 
 
 # ------------------------------------------------------------------ events
@@ -194,11 +195,14 @@ class Ended(Event, frozen=True):
 class Returned(Event, frozen=True):
     """A granted request goes back to its queue.
 
-    It was cut at a safe boundary, or its engine died before the first byte.
+    It was cut at a safe boundary, or its engine died before the first byte. Or the server of a site refused or failed
+    it: then another site serves it, or it is refused.
     """
 
     id: str
     parting: Parting | None = None
+    failed_at: str = ""  # the site
+    is_fault: bool = False  # the failure counts against the model there
 
 
 class LetGo(Event, frozen=True):
@@ -397,6 +401,8 @@ class SiteClosed(Event, frozen=True):
 
     site: str
     bar: Bar | None
+    model: str = ""  # one model of the tier; empty: all of them
+    lasts_ms: int | None = None  # when it opens at the latest
 
 
 class TaskEnded(Event, frozen=True):

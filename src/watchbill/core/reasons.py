@@ -68,6 +68,10 @@ class Bar(StrEnum):
     LIMIT = "limit"  # its daily limit is reached
     KEY = "key"  # its server does not accept the key that this machine shows
     MONEY = "money"  # its server asks to be paid first
+    BUSY = "busy"  # its server wants to be asked later
+    UNKNOWN = "unknown"  # its server does not know the model
+    AWAY = "away"  # its server cannot be reached
+    FAILED = "failed"  # its server has failed this request
 
 
 class Proof(StrEnum):

@@ -12,9 +12,9 @@ from watchbill.catalog import Reach, Tier
 from watchbill.core.messages import Request
 from watchbill.core.model_state import ModelState
 from watchbill.core.reasons import Bar
-from watchbill.core.state import State
+from watchbill.core.state import Closing, State
 
-__all__ = ["Bar", "bar_of", "bar_text", "in_order"]
+__all__ = ["Bar", "bar_of", "bar_text", "closing_of", "in_order"]
 
 
 _TEXTS = {
@@ -24,6 +24,10 @@ _TEXTS = {
     Bar.LIMIT: "its daily limit is reached",
     Bar.KEY: "its server does not accept our key; set key of [tiers.{site}], or the variable that it names",
     Bar.MONEY: "its server asks to be paid first; see to the account behind key of [tiers.{site}]",
+    Bar.BUSY: "its server wants to be asked later",
+    Bar.UNKNOWN: "its server does not know the model; correct models of [tiers.{site}]",
+    Bar.AWAY: "its server cannot be reached; see url of [tiers.{site}]",
+    Bar.FAILED: "its server has failed this request",
 }
 _REACHED: dict[Tier, Reach] = {
     Tier.LOCAL: Reach.HERE,
@@ -43,7 +47,17 @@ def bar_of(state: State, model: ModelState, request: Request) -> Bar | None:
     rules = state.catalog.tiers.get(spec.site)
     if rules is not None and not rules.enabled:
         return Bar.OFF
-    return state.closed_sites.get(spec.site)
+    if (closing := closing_of(state, model)) is not None:
+        return closing.bar
+    return Bar.FAILED if spec.site in request.failed_at else None
+
+
+def closing_of(state: State, model: ModelState) -> Closing | None:
+    """Why the site of a model, or this model of it, takes no request now; None where it does, and for this machine."""
+    site, closed = model.spec.site, state.closed_sites
+    if site is None or not closed:
+        return None
+    return closed.get((site, "")) or closed.get((site, model.name))
 
 
 def bar_text(bar: Bar, site: str) -> str:

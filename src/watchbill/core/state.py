@@ -70,6 +70,13 @@ class _Sums:
     permanent: list[ModelState] | None = None  # the models that are declared so
 
 
+class Closing(Struct, frozen=True):
+    """Why a tier takes nothing, and until when at the latest."""
+
+    bar: Bar
+    until: int | None
+
+
 class State:
     """Everything the core knows."""
 
@@ -80,7 +87,8 @@ class State:
         self.leases: dict[str, Lease] = {}  # of peers; kept by `leases`
         self.leases_held_back = False  # a person works here: no leased request starts
         self.person_at = NEVER  # the last interactive work of this machine
-        self.closed_sites: dict[str, Bar] = {}  # tiers that take nothing now
+        # Tiers, and single models of tiers, that take nothing now: site and model, which is empty for all of them.
+        self.closed_sites: dict[tuple[str, str], Closing] = {}
         self.silent: dict[str, str] = {}  # engine -> why the program behind it cannot be asked
         self._sums = _Sums()
         # The highest attempt of a forgotten model: a late answer of its process matches no new one.

@@ -250,6 +250,11 @@ class Call:
             self._pool.part(connection)
 
     @property
+    def was_sent(self) -> bool:
+        """Whether there was a connection that took the request."""
+        return self.has_ended or self._connection is not None
+
+    @property
     def has_spoken(self) -> bool:
         """Whether a byte of the answer came."""
         return self.has_ended or (self._connection is not None and self._connection.has_spoken)

@@ -11,9 +11,9 @@ from typing import cast
 import msgspec
 
 from watchbill.engines.statuses import Said, said_by
-from watchbill.errors import Cancelled, EngineFailed, LaneFull, NeverFits, TheirsError
+from watchbill.errors import Cancelled, EngineFailed, LaneFull, NeverFits, TheirsError, TierClosed
 from watchbill.gateway.http.messages import Response
-from watchbill.gateway.limits import RETRY_AFTER_S_MAX
+from watchbill.gateway.limits import CLOSED_S_MAX, RETRY_AFTER_S_MAX
 
 __all__ = [
     "EngineRefused",
@@ -213,13 +213,20 @@ def code_of(error: TheirsError) -> str:
 def _retry_headers(error: TheirsError) -> dict[str, str]:
     """When, and whether, to try again."""
     status = status_of(error)
-    if isinstance(error, (NeverFits, Cancelled)) or status == 501:  # the same request would end the same way
+    known = error.retry_after_ms
+    # The same request would end the same way.
+    if (
+        isinstance(error, (NeverFits, Cancelled))
+        or status == 501
+        or (isinstance(error, TierClosed) and known is None)
+    ):
         return {"x-should-retry": "false"}  # SDKs retry every 5xx otherwise
     headers: dict[str, str] = {}
     if status in _RETRYABLE:
-        known = error.retry_after_ms
         seconds = _RETRY_AFTER_DEFAULT_S if known is None else -(-known // 1000)
-        headers["Retry-After"] = str(max(1, min(RETRY_AFTER_S_MAX, seconds)))
+        # A tier that is closed opens when it does: an earlier question is in vain.
+        seconds_max = CLOSED_S_MAX if isinstance(error, TierClosed) else RETRY_AFTER_S_MAX
+        headers["Retry-After"] = str(max(1, min(seconds_max, seconds)))
     if isinstance(error, LaneFull):
         headers["x-should-retry"] = "true"
     return headers

@@ -53,9 +53,14 @@ class Charging:
     def __init__(self, tiers: Tiers) -> None:
         self._tiers = tiers
 
-    def is_refused(self, start: Start, status: int) -> bool:
+    def is_refused(self, start: Start, status: int, retry_after_ms: int | None, *, lacks_model: bool) -> bool:
         """Whether a tier's server refuses this machine and not the request; then the tier is closed by now."""
-        return self._tiers.is_refused(start.site or "", status)
+        site = start.site or ""
+        return self._tiers.is_refused(site, start.model, status, retry_after_ms, lacks_model=lacks_model)
+
+    def is_away(self, start: Start) -> None:
+        """The server of a tier cannot be reached."""
+        self._tiers.is_away(start.site or "")
 
     async def begin(self, start: Start, context: RequestContext) -> Charge | None:
         """Reserves what the request may cost. None: the tier is spent out, and the core knows. Raises TierClosed."""

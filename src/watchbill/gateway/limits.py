@@ -53,7 +53,9 @@ COMPLETION_RUNS_MAX = 256
 HEADERS_HELD_MS = 10_000
 #: Keep-alive comments in a stream that waits.
 KEEP_ALIVE_COMMENT_MS = 12_000
+#: The longest Retry-After: of a forecast, which may turn out shorter, and of a tier that is closed until midnight.
 RETRY_AFTER_S_MAX = 60
+CLOSED_S_MAX = 86_400
 #: Background work that must yield continues to the end of its sentence, at most this many tokens further.
 RESUME_TOKENS_MAX = 64
 #: and no longer than this: then it stops where it is. An engine that is slow, or hangs, would keep people out.

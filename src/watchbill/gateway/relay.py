@@ -50,6 +50,9 @@ _REPEATABLE = frozenset({FailureKind.CONNECT, FailureKind.CLOSED, FailureKind.TR
 _CONTINUED = frozenset({Tier.PEER, Tier.BURST})
 #: The tiers of the config, which cost money: a peer costs nothing.
 _CHARGED = frozenset({Tier.BURST, Tier.EXTERNAL})
+#: Every server has this address: where it answers 404, it lacks the model.
+_CHAT_PATH = "/v1/chat/completions"
+_TOO_MANY = 429
 _EVENT_END = b"\n\n"
 #: An attempt failed, and no turn has its number.
 _ANY_ATTEMPT = -1
@@ -108,6 +111,7 @@ class Relay(AbstractContextManager["Relay", None]):
     _charge: Charge | None = None  # of this turn, where it costs money
     _reserving: "asyncio.Task[None] | None" = None
     _retry_after_ms: int | None = None
+    _asked_for: str = ""  # the path of the question
     _outcome: str = "cancelled"
     _is_finished: bool = False
     _is_divisible: bool = True  # as far as the scheduler knows, this turn's answer may stop at a boundary
@@ -353,21 +357,7 @@ class Relay(AbstractContextManager["Relay", None]):
             status = self.status
             if not status:
                 status = self.status = call.poll()
-                if status == NoLease.status:
-                    self._check_lease()
-                if (
-                    status >= 400
-                ):  # read now: the connection may serve another request when the answer has ended
-                    self._retry_after_ms = call.retry_after_ms
-                if (
-                    self._charge is not None
-                    and said_by(status) is not Said.ANSWERED
-                    and self._is_refused(status)
-                ):
-                    return self._poll()
-                if self.unknown is not None and said_by(status) is Said.LACKS and self.unknown():
-                    call.abort()
-                    self._call, self.status = None, 0
+                if status >= 400 and self._asks_again(call, status):
                     return self._poll()
                 self.is_stream = status == 200 and call.content_type == "text/event-stream"
             if not status:
@@ -383,14 +373,33 @@ class Relay(AbstractContextManager["Relay", None]):
         if self._start is not None and self._start.tier is Tier.PEER:
             raise UpstreamFailed(FailureKind.CLOSED, "the peer does not know the lease any more")
 
-    def _is_refused(self, status: int) -> bool:
-        """Whether a tier's server refuses this machine itself: the request goes to another site, or is told so. What a
-        server refuses costs nothing."""
-        assert self._charge is not None and self._start is not None and self.charging is not None
-        self._charge.is_free = True
-        if not self.charging.is_refused(self._start, status):
+    def _asks_again(self, call: Call, status: int) -> bool:
+        """Whether an answer that is none has the request asked again: otherwise, or at another site."""
+        if status == NoLease.status:
+            self._check_lease()
+        # Read now: the connection may serve another request when the answer has ended.
+        self._retry_after_ms = call.retry_after_ms
+        if self.unknown is not None and said_by(status) is Said.LACKS and self.unknown():
+            call.abort()
+            self._call, self.status = None, 0
+            return True
+        return self._start is not None and self._start.site is not None and self._leaves_site(status)
+
+    def _leaves_site(self, status: int) -> bool:
+        """Whether a request goes to another site, or is told that there is none: the server of its site refuses this
+        machine itself. Or fails the request, or lacks its address, and another site may serve it. What a server refuses
+        costs nothing."""
+        start, said, is_refused = self._start, said_by(status), False
+        assert start is not None and start.site is not None
+        if self._charge is not None and self.charging is not None:
+            self._charge.is_free = True
+            is_refused = self.charging.is_refused(
+                start, status, self._retry_after_ms, lacks_model=self._asked_for == _CHAT_PATH
+            )
+        is_passed = said is not Said.REFUSED or status == _TOO_MANY
+        if not is_refused and not (is_passed and self.ticket.can_leave_site):
             return False
-        self._return_turn()
+        self._return_turn(start.site, is_fault=said is Said.FAILED)
         return True
 
     def _changed(self) -> Awaitable[object]:
@@ -444,6 +453,9 @@ class Relay(AbstractContextManager["Relay", None]):
             raise UpstreamFailed(FailureKind.ABORTED, "the request was cut before it was sent")
         self.context.start, self.context.model = start, start.model
         outgoing = self.send(start)
+        self._asked_for = outgoing.path
+        if self._charge is not None:
+            self._charge.is_free = False
         if self.resume is None and start.tier in _CONTINUED and self.streamed:
             self.resume = Resumption(start.model, self.not_continued)
         if self.forced is not None:
@@ -513,9 +525,16 @@ class Relay(AbstractContextManager["Relay", None]):
     def _give_back(self, error: UpstreamFailed) -> None:
         """Returns the turn to the scheduler if the request may be repeated, else raises what went wrong."""
         assert self._start is not None
+        is_unsent = error.kind is FailureKind.CONNECT or (self._call is not None and not self._call.was_sent)
         if self._charge is not None:
-            self._charge.is_free = error.kind is FailureKind.CONNECT
+            self._charge.is_free = is_unsent
         cut = self.ticket.cut
+        if (
+            cut is None
+            and self._start.tier is Tier.EXTERNAL
+            and self._leaves_dead_site(self._start, is_unsent)
+        ):
+            return
         # An engine that was gone before it was asked has failed no request: the turn goes back.
         was_unused = cut is CutKind.ENGINE_FAILED and self._call is None
         if cut not in (CutKind.REQUEUE, CutKind.BOUNDARY) and not was_unused:
@@ -528,6 +547,16 @@ class Relay(AbstractContextManager["Relay", None]):
                 self._start.attempt
             )  # the scheduler heard of its death first: that counts, too
         self._return_turn()
+
+    def _leaves_dead_site(self, start: Start, is_away: bool) -> bool:
+        """Whether a request goes to another site: the server of its external tier cannot be reached, or broke off. The
+        caller has seen nothing of its answer."""
+        is_left = self.ticket.can_leave_site
+        if is_away and self.charging is not None and (is_left or self._failed_attempt is not None):
+            self.charging.is_away(start)
+        if is_left:
+            self._return_turn(start.site or "", is_fault=True)
+        return is_left
 
     def _is_repeatable(self, error: EngineFailed) -> bool:
         """Whether the engine is gone, as the scheduler or the broken connection says."""
@@ -547,14 +576,14 @@ class Relay(AbstractContextManager["Relay", None]):
         is_far = start is not None and start.tier in _CONTINUED
         return is_far and resume is not None and resume.can_go_on and resume.has_advanced
 
-    def _return_turn(self) -> None:
+    def _return_turn(self, failed_at: str = "", *, is_fault: bool = False) -> None:
         self._end_charge()
         if self._call is not None:
             self.ticket.leave(self._call)
             self._call = None
         self._start = None
         self.status = 0
-        self.ticket.give_back()
+        self.ticket.give_back(failed_at, is_fault=is_fault)
 
     def _reason(self, error: UpstreamFailed) -> TheirsError:
         how = self.ticket.cut

@@ -355,6 +355,10 @@ class Driver:
         model = self._core.state.home.get(id)
         return model is None or model.stage is Stage.READY or can_forecast(self._core.state, model)
 
+    def can_leave_site(self, id: str, /) -> bool:
+        """Whether something else than its model's site may serve a running request."""
+        return self._core.can_leave_site(id, self.now())
+
     def is_in_use(self, name: str, /) -> bool:
         """Whether requests run on a model, or wait for it."""
         model = self._core.state.models.get(name)

@@ -71,6 +71,12 @@ CARDS_FOUND_S_MAX = 10.0
 
 #: A tier whose server does not accept this machine is asked again after this.
 TIER_AGAIN_MS = 60_000
+#: One whose server wants to be asked later, and does not say when; and the bounds of what is believed where it does.
+TIER_BUSY_MS = 5_000
+TIER_BUSY_MS_MIN = 1_000
+TIER_BUSY_MS_MAX = 3_600_000
+#: One whose server cannot be reached.
+TIER_AWAY_MS = 5_000
 #: Time that a burst tier runs is charged this often.
 TIER_CHARGE_MS = 10_000
 #: Days whose spending stays on disk, and the largest file that is read of one.

@@ -103,10 +103,20 @@ class Spending:
         line = _Line(reserved.id, reserved.site, amount)
         self._thread.submit(self._write, self._day, line).add_done_callback(_tell)
 
+    def open(self, site: str) -> Reserved:
+        """A reservation of nothing, which grows with `change`."""
+        self._turn_day()
+        return Reserved(f"{self._prefix}-{next(self._numbers)}", site, 0.0, self._day)
+
+    def change(self, reserved: Reserved, amount: float) -> Reserved:
+        """Replaces a reservation by another one. It is on disk a little later."""
+        if amount != reserved.amount:
+            self.settle(reserved, amount)
+        return Reserved(reserved.id, reserved.site, amount, self._day)
+
     def spend(self, site: str, amount: float) -> None:
         """Counts an amount that was not reserved: time that a machine ran."""
-        self._turn_day()
-        self.settle(Reserved(f"{self._prefix}-{next(self._numbers)}", site, 0.0, self._day), amount)
+        self.settle(self.open(site), amount)
 
     def _turn_day(self) -> None:
         day = self._today()

@@ -131,6 +131,10 @@ class Driver(Protocol):
         """Whether the start of a waiting request can be forecast now."""
         ...
 
+    def can_leave_site(self, id: str, /) -> bool:
+        """Whether something else than its model's site may serve a running request."""
+        ...
+
     async def verify(self, model: str, /) -> None:
         """Returns when the core knows whether a model is still there, at whose engine a request has just failed."""
         ...
@@ -207,15 +211,21 @@ class Ticket:
         if not self._ended and self.request.work_class.makes_way:
             self.driver.feed(Indivisible(self.id))
 
-    def give_back(self) -> None:
-        """Returns a turn of which the caller has received nothing, or whose answer is continued: it waits again."""
+    @property
+    def can_leave_site(self) -> bool:
+        """Whether another site may serve the running request."""
+        return not self._ended and self.driver.can_leave_site(self.id)
+
+    def give_back(self, failed_at: str = "", *, is_fault: bool = False) -> None:
+        """Returns a turn of which the caller has received nothing, or whose answer is continued: it waits again. Not
+        at the site that refused or failed it, if one is named."""
         if not self._ended:
             self.cut, self.is_orphaned = None, False
             self._sent = False
             self.on_cut = None
             self.start = self._waiter = None
             parting, self._parting = self._parting, None
-            self.driver.feed(Returned(self.id, parting))
+            self.driver.feed(Returned(self.id, parting, failed_at, is_fault))
 
     async def verified(self) -> None:
         """Waits until the scheduler knows what became of the engine that has just failed this request."""

@@ -3,26 +3,73 @@
 The core routes requests to tiers and knows of money only whether a tier is spent out. This keeps the figures: it
 reserves what a request may cost, settles what it did cost, charges the time that a burst tier runs, and tells the core
 when a daily limit is reached and when it no longer is. The first request that does not fit into the rest of the day
-closes a tier, until a reservation turns out smaller, the day ends or the limit is raised. A server that does not accept
-this machine's key closes its tier for a minute.
+closes a tier, until a reservation turns out smaller, the day ends or the limit is raised.
+
+The status of a server's answer may be about the tier, and not about the request:
+
+    401  the key is not accepted                       the tier is closed for a minute
+    402  it wants to be paid first                     the tier, for a minute
+    403  the key may not use the model                 the model there, for a minute
+    404  it does not know the model                    the model there, for a minute
+    429  it wants to be asked later                    the tier, for as long as it says
+    5xx  with a time after which it wants to be asked  the model there, for as long as it says
+
+A server that cannot be reached closes its tier for a few seconds. All these are closings of one kind, which the core
+knows with the time at which they end.
 """
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from watchbill.catalog import Catalog, Tier, TierRules
 from watchbill.core.messages import Alert, AlertKind, Event, JournalEvent, Note, SiteClosed
 from watchbill.core.reasons import Bar, Cost
 from watchbill.core.routing import bar_text
+from watchbill.core.stages import Stage
 from watchbill.errors import TierClosed
-from watchbill.runtime.limits import TIER_AGAIN_MS, TIER_CHARGE_MS
+from watchbill.runtime.limits import (
+    TIER_AGAIN_MS,
+    TIER_AWAY_MS,
+    TIER_BUSY_MS,
+    TIER_BUSY_MS_MAX,
+    TIER_BUSY_MS_MIN,
+    TIER_CHARGE_MS,
+)
 from watchbill.runtime.spending import Reserved, Spending
 
 __all__ = ["Tiers"]
 
-#: What a server says of the machine that asks, whoever its caller is: nothing that a caller could mend.
-_REFUSALS = {401: Bar.KEY, 402: Bar.MONEY}
+#: What a server says of the machine that asks, whoever its caller is: nothing that a caller could mend. And whether it
+#: holds for the one model alone.
+_REFUSALS = {
+    401: (Bar.KEY, False),
+    402: (Bar.MONEY, False),
+    403: (Bar.KEY, True),
+    404: (Bar.UNKNOWN, True),
+    429: (Bar.BUSY, False),
+}
+#: Closings that a person has to mend.
+_ALERTED = frozenset({Bar.KEY, Bar.MONEY, Bar.UNKNOWN})
+_DAY_S = 86_400
+_LATE_S = 0.01
+
+
+class _Place(NamedTuple):
+    """A tier, or one model of it."""
+
+    site: str
+    model: str = ""  # empty: all of them
+
+
+@dataclass(slots=True)
+class _Meter:
+    """The time of a burst tier that runs: until when it is charged, and what its start was charged so far."""
+
+    charged_at: float
+    start: Reserved | None = None  # None once its machine answers
 
 
 class Tiers:
@@ -37,16 +84,14 @@ class Tiers:
         note: Callable[[Note], None],
         alert: Callable[[Alert], None],
         count: Callable[[str, str, float], None],
-        running: Callable[[], Iterable[str]],
+        running: Callable[[], Mapping[str, Stage]],
     ) -> None:
         self._rules: Mapping[str, TierRules] = catalog.tiers
         self._spending = spending
         self._feed, self._note, self._alert, self._count, self._running = feed, note, alert, count, running
         self._lacking: dict[str, float] = {}  # closed tiers -> the amount that did not fit
-        self._refused: dict[
-            str, tuple[Bar, float]
-        ] = {}  # tiers whose server refuses us -> why, and until when
-        self._charged_at: dict[str, float] = {}  # running burst tiers -> until when they are charged
+        self._refused: dict[_Place, tuple[Bar, float]] = {}  # what servers closed -> why, and until when
+        self._meters: dict[str, _Meter] = {}  # of burst tiers that run
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -65,9 +110,8 @@ class Tiers:
         if self._task is None and self._rules:
             await self._begin()
         elif self._task is not None:
-            for site in list(self._refused):  # its key may be another one now
-                del self._refused[site]
-                self._tell(site)
+            for place in list(self._refused):  # its key, its address or its models may be others now
+                self._open(place)
             self._review()
 
     async def close(self) -> None:
@@ -102,25 +146,47 @@ class Tiers:
         try:
             return await self._spending.reserve(site, amount)
         except OSError as error:
-            raise TierClosed(
-                f"what the tier {site} costs cannot be written down: {error.strerror}"
-            ) from error
+            text = f"what the tier {site} costs cannot be written down: {error.strerror}"
+            raise TierClosed(text, retry_after_ms=TIER_BUSY_MS) from error
 
-    def is_refused(self, site: str, status: int) -> bool:
-        """Whether the status of a tier's answer is about this machine and not about the request: the tier is closed for
-        a while, and the core knows."""
-        bar = _REFUSALS.get(status)
-        if bar is None or site not in self._rules or self._task is None:
+    def is_refused(
+        self, site: str, model: str, status: int, retry_after_ms: int | None, *, lacks_model: bool
+    ) -> bool:
+        """Whether the status of a tier's answer is about this machine or its config, and not about the request: then
+        the tier, or the model there, is closed for a while. `lacks_model`: a 404 can mean nothing else."""
+        if site not in self._rules or self._task is None or (status == 404 and not lacks_model):
             return False
-        if site not in self._refused:
-            told = (
-                f"the tier {site} is closed for {TIER_AGAIN_MS // 1000} s: {bar_text(bar, site)} ({status})"
-            )
+        bar, is_model = _REFUSALS.get(status, (Bar.BUSY, True))
+        if status not in _REFUSALS and (status < 500 or retry_after_ms is None):
+            return False
+        lasts_ms = TIER_AGAIN_MS
+        if bar is Bar.BUSY:
+            told_ms = TIER_BUSY_MS if retry_after_ms is None else retry_after_ms
+            lasts_ms = min(max(told_ms, TIER_BUSY_MS_MIN), TIER_BUSY_MS_MAX)
+        self._close(_Place(site, model if is_model else ""), bar, lasts_ms, f" ({status})")
+        return status < 500
+
+    def is_away(self, site: str) -> None:
+        """The server of a tier cannot be reached: the tier is closed for a few seconds."""
+        if site in self._rules and self._task is not None:
+            self._close(_Place(site), Bar.AWAY, TIER_AWAY_MS)
+
+    def _close(self, place: _Place, bar: Bar, lasts_ms: int, status: str = "") -> None:
+        if bar in _ALERTED and place not in self._refused:
+            what = f"the tier {place.site}" + (f", model {place.model}," if place.model else "")
+            told = f"{what} is closed for {lasts_ms // 1000} s: {bar_text(bar, place.site)}{status}"
             self._alert(Alert(AlertKind.TIER, told))
-        self._refused[site] = bar, time.monotonic() + TIER_AGAIN_MS / 1000
-        asyncio.get_running_loop().call_later(TIER_AGAIN_MS / 1000, self._review)
-        self._tell(site)
-        return True
+        until = time.monotonic() + lasts_ms / 1000
+        if place in self._refused and self._refused[place][1] > until:
+            return  # a later answer does not open it earlier
+        self._refused[place] = bar, until
+        # A little later than due: a timer may come a moment early, and the next look would be seconds away.
+        asyncio.get_running_loop().call_later(lasts_ms / 1000 + _LATE_S, self._review)
+        self._tell(place)
+
+    def _open(self, place: _Place) -> None:
+        del self._refused[place]
+        self._tell(place)
 
     def settle(self, reserved: Reserved, cost: Cost, model: str, request: str) -> None:
         """Counts what an answer did cost."""
@@ -138,16 +204,33 @@ class Tiers:
             self._review()
 
     def _charge_time(self) -> None:
-        """Charges the time since the last look that each running burst tier has cost."""
-        now, running = time.monotonic(), set(self._running())
-        for site in sorted(running | self._charged_at.keys()):
-            rules, since = self._rules.get(site), self._charged_at.pop(site, now)
-            if site in running:
-                self._charged_at[site] = now
-            if rules is not None and rules.price_hour and now > since:
-                amount = rules.price_hour * (now - since) / 3600
-                self._spending.spend(site, amount)
-                self._count(Tier.BURST, site, amount)
+        """Charges the time since the last look that each running burst tier has cost.
+
+        The time of a start is counted, so that the limit holds, and given back when the machine never answered."""
+        now, running = time.monotonic(), self._running()
+        for site in sorted(running.keys() | self._meters.keys()):
+            stage, meter = running.get(site), self._meters.pop(site, None) or _Meter(now)
+            rules = self._rules.get(site)
+            price = 0.0 if rules is None else rules.price_hour
+            amount = price * max(0.0, now - meter.charged_at) / 3600
+            if meter.start is None:
+                self._spend_time(site, amount)
+            elif stage in (Stage.LOADING, Stage.STOPPING):
+                meter.start = self._spending.change(meter.start, meter.start.amount + amount)
+            else:
+                amount += meter.start.amount
+                self._spending.change(meter.start, 0.0)
+                meter.start = None
+                self._spend_time(site, 0.0 if stage is None else amount)
+            if meter.start is None and stage is Stage.LOADING:
+                meter.start = self._spending.open(site)
+            if stage is not None:
+                meter.charged_at, self._meters[site] = now, meter
+
+    def _spend_time(self, site: str, amount: float) -> None:
+        if amount:
+            self._spending.spend(site, amount)
+            self._count(Tier.BURST, site, amount)
 
     # ------------------------------------------------------------------ limits
 
@@ -162,7 +245,7 @@ class Tiers:
                 AlertKind.TIER, f"the tier {rules.name} has cost {spent} today and is closed until tomorrow"
             )
         )
-        self._tell(rules.name)
+        self._tell(_Place(rules.name))
 
     def _review(self) -> None:
         """Closes tiers whose limit is reached, and opens those that have room again."""
@@ -175,18 +258,21 @@ class Tiers:
             if rules is None or rules.daily is None or self._has_room(rules):
                 del self._lacking[site]
                 self._note(Note(JournalEvent.UNSPENT, f"the tier {site} is open again"))
-                self._tell(site)
+                self._tell(_Place(site))
         now = time.monotonic()
-        for site, (_, until) in list(self._refused.items()):
-            if site not in self._rules or now >= until:
-                del self._refused[site]
-                self._tell(site)
+        for place, (_, until) in list(self._refused.items()):
+            if place.site not in self._rules or now >= until:
+                self._open(place)
 
-    def _tell(self, site: str) -> None:
-        """Tells the core whether a tier takes requests."""
-        why = self._refused.get(site)
-        bar = Bar.LIMIT if site in self._lacking else None if why is None else why[0]
-        self._feed(SiteClosed(site, bar))
+    def _tell(self, place: _Place) -> None:
+        """Tells the core whether a tier, or a model of it, takes requests."""
+        if not place.model and place.site in self._lacking:
+            left_ms = round((_DAY_S - time.time() % _DAY_S) * 1000)  # the day of UTC ends then
+            self._feed(SiteClosed(place.site, Bar.LIMIT, lasts_ms=left_ms))
+            return
+        bar, until = self._refused.get(place, (None, 0.0))
+        left_ms = None if bar is None else max(0, round((until - time.monotonic()) * 1000))
+        self._feed(SiteClosed(place.site, bar, place.model, left_ms))
 
     def _has_room(self, rules: TierRules) -> bool:
         spent, daily = self._spending.spent(rules.name), rules.daily or 0.0
@@ -195,11 +281,13 @@ class Tiers:
     # ------------------------------------------------------------------ what people see
 
     def _barred(self, site: str) -> str | None:
-        """Why a tier is closed, in words."""
-        bar = (
-            Bar.LIMIT if site in self._lacking else self._refused[site][0] if site in self._refused else None
-        )
-        return None if bar is None else bar_text(bar, site)
+        """Why a tier, or models of it, are closed, in words."""
+        if site in self._lacking:
+            return bar_text(Bar.LIMIT, site)
+        closed = {place.model: bar for place, (bar, _) in self._refused.items() if place.site == site}
+        if "" in closed:
+            return bar_text(closed[""], site)
+        return "; ".join(f"{model}: {bar_text(bar, site)}" for model, bar in closed.items()) or None
 
     def view(self) -> dict[str, dict[str, object]]:
         """Each tier: what it is, whether it takes requests, and what it cost today."""
@@ -207,7 +295,7 @@ class Tiers:
             site: {
                 "tier": rules.kind.value,
                 "enabled": rules.enabled,
-                "closed": site in self._lacking or site in self._refused,
+                "closed": site in self._lacking or _Place(site) in self._refused,
                 "barred": self._barred(site),
                 "spent_today": round(self._spending.spent(site), 6),
                 "daily": rules.daily,

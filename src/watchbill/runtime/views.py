@@ -306,9 +306,20 @@ def leases_view(state: State, now: int) -> dict[str, dict[str, object]]:
     }
 
 
-def running_sites(state: State) -> set[str]:
-    """The burst tiers that run, or are being started or stopped."""
-    return {s.spec.site for s in state.managed if s.spec.site is not None and s.stage in HOLDING}
+def running_sites(state: State) -> dict[str, Stage]:
+    """The burst tiers that run: ready where a model there answers, loading where one starts, or stopping."""
+    found: dict[str, set[Stage]] = {}
+    for model in state.managed:
+        if model.spec.site is not None and model.stage in HOLDING:
+            found.setdefault(model.spec.site, set()).add(model.stage)
+    return {
+        site: Stage.READY
+        if stages & {Stage.READY, Stage.DRAINING}
+        else Stage.LOADING
+        if Stage.LOADING in stages
+        else Stage.STOPPING
+        for site, stages in found.items()
+    }
 
 
 def tiers_view(
