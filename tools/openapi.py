@@ -480,7 +480,7 @@ FOREIGN: tuple[tuple[str, str, tuple[str, ...]], ...] = (
         "/api/copy", "/api/create", "/api/blobs/{digest}",
     )),
     ("ollama", "delete", ("/api/delete",)),
-    ("llama-swap", "get", ("/running", "/unload")),
+    ("llama-swap", "get", ("/running", "/unload", "/logs", "/logs/stream", "/logs/stream/{which}")),
     ("llama-swap", "post", ("/unload", "/api/models/unload")),
     *(("llama-swap", method, ("/upstream/{tail}",)) for method in ("get", "post", "put", "patch", "delete")),
     ("reranking", "post", ("/v1/rerank", "/v1/reranking", "/v2/rerank", "/rerank", "/reranking")),

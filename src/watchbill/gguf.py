@@ -90,7 +90,7 @@ class GgufError(ModelFailed):
     """The file is not a usable GGUF model."""
 
     def __init__(self, path: Path, what: str, offset: int) -> None:
-        self.complaint = f"{path}: {what} (at byte {offset})"
+        self.complaint = f"{path}: {what}" + (f" (at byte {offset})" if offset else "")
         self.hint = "fetch it again with watchbill pull, or correct the path"
         super().__init__(f"{self.complaint}; {self.hint}")
         self.path, self.what, self.offset = path, what, offset

@@ -151,6 +151,8 @@ TEMPLATE_VALUE_CHARS_MAX = 256 * 2**10
 #: Comparing a word with a known one takes some 20 us; a plan may have 100,000 task names.
 SUGGEST_WORDS_MAX = 2_000
 SUGGEST_CHARS_MAX = 100
+#: A known word that begins like a word of at least this length is meant by it.
+SUGGEST_BEGUN_CHARS_MIN = 3
 #: How many known words are listed where none is near.
 SUGGEST_LISTED_MAX = 60
 

@@ -2,7 +2,15 @@
 
 from watchbill.limits import QUOTED_CHARS_MAX, SAID_CHARS_MAX
 
-__all__ = ["cut", "described", "on_one_line", "quoted"]
+__all__ = ["cut", "described", "harmless", "on_one_line", "quoted"]
+
+#: Tab and newline stay; ESC, bell, carriage return, C1 codes and the like do not reach a terminal.
+_UNSAFE = {code: "\ufffd" for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\n\t"}
+
+
+def harmless(text: str) -> str:
+    """A text from outside with its lines, for a terminal: without control characters."""
+    return text.translate(_UNSAFE)
 
 
 def cut(text: str, chars_max: int = QUOTED_CHARS_MAX) -> str:

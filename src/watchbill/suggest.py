@@ -12,6 +12,14 @@ __all__ = ["did_you_mean", "nearest"]
 def nearest(word: str, known: Iterable[str]) -> str | None:
     """The known word that is most like this one, or None when none is near. Looks at a bounded number of words."""
     spelled = {each.lower(): each for each in reversed(list(islice(known, limits.SUGGEST_WORDS_MAX)))}
+    # A word that was not written to its end: "llama" means llamacpp, though ollama has fewer other letters.
+    begun = [
+        each
+        for each in spelled
+        if len(word) >= limits.SUGGEST_BEGUN_CHARS_MIN and each.startswith(word.lower())
+    ]
+    if begun:
+        return spelled[min(begun, key=len)]
     near = get_close_matches(word.lower()[: limits.SUGGEST_CHARS_MAX], spelled, n=1, cutoff=0.6)
     return spelled[near[0]] if near else None
 

@@ -497,7 +497,7 @@ def test_a_missing_file_says_how_to_make_one(tmp_path: Path, monkeypatch: pytest
     with pytest.raises(ConfigError) as caught:
         load(Path("w.toml"))
     assert str(caught.value) == (
-        "w.toml: cannot be read: no such file or directory; watchbill config init FILE writes one"
+        "w.toml: cannot be read: no such file or directory; watchbill config init w.toml writes one"
     )
     with pytest.raises(ConfigError, match="cannot be read: is a directory"):
         load(tmp_path)

@@ -356,7 +356,7 @@ def test_a_file_changed_behind_our_back_is_noticed(tmp_path: Path) -> None:
 
 
 def test_a_missing_path_is_an_error_that_lists_the_sources(tmp_path: Path) -> None:
-    with pytest.raises(PullFailed, match="is not a file; sources are smollm2, hf:"):
+    with pytest.raises(PullFailed, match=r"is not a file; sources are names as qwen2.5:0.5b, hf:"):
         pull(str(tmp_path / "nothing.gguf"), tmp_path)
 
 

@@ -8,7 +8,7 @@ import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 from cyclopts.validators import Number
@@ -24,6 +24,9 @@ from watchbill.cli.terminal import Terminal
 from watchbill.errors import TheirsError
 from watchbill.names import check_model_name
 from watchbill.root import find_root
+
+if TYPE_CHECKING:
+    from watchbill.processes.logs import Seen
 
 __all__ = ["logs"]
 
@@ -70,38 +73,26 @@ def _absence(model: str | None, folder: Path) -> str:
     return f"no log of model {model} in {folder}; {there}"
 
 
-class _Seen(NamedTuple):
-    """A file, and how far it was read."""
-
-    inode: int
-    place: int
-
-
-def _tail(path: Path, lines: int) -> tuple[str, _Seen]:
+def _tail(path: Path, lines: int) -> tuple[str, "Seen"]:
     """The last lines, and the position at which following begins."""
+    from watchbill.processes.logs import Seen
+
     with path.open("rb") as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(max(0, size - CLI_LOG_TAIL_BYTES_MAX))
         content = file.read(CLI_LOG_TAIL_BYTES_MAX)
-        seen = _Seen(os.fstat(file.fileno()).st_ino, file.tell())
+        seen = Seen(os.fstat(file.fileno()).st_ino, file.tell())
     found = content.decode("utf-8", "replace").splitlines(keepends=True)
     return "".join(found[-lines:]) if lines else "", seen
 
 
-def _growth(path: Path, seen: _Seen) -> Iterator[str]:
+def _growth(path: Path, seen: "Seen") -> Iterator[str]:
     """What is added to the file, without end. A log that was cut or replaced is read from its beginning."""
+    from watchbill.processes.logs import read_growth
+
     decoder = codecs.getincrementaldecoder("utf-8")("replace")  # a read may end inside a character
     while True:
-        content = b""
-        try:
-            with path.open("rb") as file:
-                now = os.fstat(file.fileno())
-                is_same = now.st_ino == seen.inode and now.st_size >= seen.place
-                file.seek(seen.place if is_same else 0)
-                content = file.read(CLI_LINE_BYTES_MAX)
-                seen = _Seen(now.st_ino, file.tell())
-        except FileNotFoundError:
-            pass  # between the old log's move and the new one's first line
+        content, seen = read_growth(path, seen, CLI_LINE_BYTES_MAX)
         if content:
             yield decoder.decode(content)
         else:

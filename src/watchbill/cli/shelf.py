@@ -6,12 +6,14 @@
 import asyncio
 import json as jsonlib
 import os
+import shlex
 import stat
 import sys
 import time
 from collections.abc import Generator
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Annotated, Literal, cast
 
 from cyclopts import Parameter
@@ -275,6 +277,8 @@ def _fetch_missing(session: Session, model: str) -> None:
             raise
     else:
         return
+    if unserved := _unserved(model, _library_at(session.client), session.root):
+        raise ModelNotFound(unserved)
     session.terminal.note(f"{plain(model)} is not here yet; pulling it")
     try:
         pull_through_daemon(session, model)
@@ -328,15 +332,20 @@ def _remove(model: str, common: Common) -> list[str]:
     except DaemonRefused as refused:
         if refused.answered != 404:
             raise
-        raise _unknown(model, _names_at(common.session().client), find_root(common.root)) from refused
+        raise _unknown(model, _library_at(common.session().client), find_root(common.root)) from refused
 
 
 def _names_at(client: Client) -> set[str]:
     """Every name that the daemon serves; none where an older one does not list them."""
+    return _names_in(_library_at(client))
+
+
+def _library_at(client: Client) -> object:
+    """What the daemon's library holds; nothing where an older one does not tell."""
     try:
-        return _names_in(client.get_json("/wb/v1/library"))
+        return client.get_json("/wb/v1/library")
     except DaemonRefused:
-        return set()
+        return {}
 
 
 def _names_in(told: object) -> set[str]:
@@ -348,10 +357,24 @@ def _names_of(model: Fields) -> list[str]:
     return [str(model.get("name")), *map(str, cast("list[object]", aliases) if aliases else [])]
 
 
-def _unknown(model: str, known: set[str], root: Root) -> ModelNotFound:
-    near = nearest(model, sorted(known))
+def _unknown(model: str, told: object, root: Root) -> ModelNotFound:
+    """Why a name is not there, by what the library holds: a file that is not served, or a name that is near."""
+    if unserved := _unserved(model, told, root):
+        return ModelNotFound(unserved)
+    near = nearest(model, sorted(_names_in(told)))
     meant = f"did you mean {plain(near)}? " if near else ""
     return ModelNotFound(f"no model is called {plain(model)}; {meant}see: {root.command('list')}")
+
+
+def _unserved(model: str, told: object, root: Root) -> str | None:
+    """Why the file of this name is not served, and how it is deleted; None where there is no such file."""
+    for each in rows_of(told, "passed"):
+        file = str(each.get("file"))
+        if model.casefold() in {file.casefold(), Path(file).name.casefold(), Path(file).stem.casefold()}:
+            why = ": ".join(plain(part) for part in (each.get("why"), each.get("detail")) if part)
+            path = plain(shlex.quote(str(root.models / file)))
+            return f"{plain(file)} is not served: {why}; pull it again, or delete it with: rm {path}"
+    return None
 
 
 def _spellings(model: str) -> set[str]:
@@ -369,7 +392,7 @@ def _remove_without_daemon(root: Root, model: str) -> list[str]:
         library = Library.of(root.models, loaded.catalog, is_default=loaded.file is None)
         found = library.catalog.find_model(model)
         if found is None:
-            raise _unknown(model, _names_in(listed(library, library.catalog)), root)
+            raise _unknown(model, listed(library, library.catalog), root)
         if not library.may_remove(found):
             raise RequestError(f"{found.name} is a model of the config; take it out of {loaded.origin}")
         before = _names_in(listed(library, library.catalog))
@@ -402,7 +425,7 @@ def _hinting(session: Session, model: str) -> Generator[None]:
     except DaemonRefused as refused:
         if refused.answered != 404:
             raise
-        raise _unknown(model, _names_at(session.client), session.root) from refused
+        raise _unknown(model, _library_at(session.client), session.root) from refused
 
 
 def _flag(text: str) -> Parameter:

@@ -12,6 +12,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, TextIO
 
+from watchbill.quoting import harmless
+
 __all__ = ["Column", "Part", "Terminal", "plain"]
 
 _CODES = {
@@ -23,8 +25,6 @@ _CODES = {
 _ASCII_FOR = {"█": "#", "▓": "+", "▒": "-", "░": ":", "·": ".", "●": "*", "◐": "~", "◌": "-", "○": "o",
               "✗": "x", "✓": "v", "⊘": "x", "…": "~", "→": ">", "—": "-"}  # fmt: skip
 
-#: Tab and newline stay; ESC, bell, carriage return, C1 codes and the like do not reach a terminal.
-_UNSAFE = {code: "�" for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\n\t"}
 #: A column is not made narrower than this.
 _COLUMN_MIN = 3
 #: A column of at most so many has states or figures; a wider one has names or free text.
@@ -51,7 +51,7 @@ class Part(NamedTuple):
 
 def plain(text: object) -> str:
     """Text from outside, made harmless for a terminal."""
-    return str(text).translate(_UNSAFE)
+    return harmless(str(text))
 
 
 class Terminal:

@@ -7,6 +7,7 @@ one is started beside it.
 
 import errno
 import os
+import shlex
 import stat
 import threading
 from collections.abc import Callable
@@ -83,7 +84,11 @@ def read_config(path: Path, source: Callable[[Path], bytes] = read_once) -> str:
         content = source(path)
     except OSError as error:  # any errno: the operator named this file and must see why it is not read
         reason = (error.strerror or str(error)).lower()
-        hint = "watchbill config init FILE writes one" if isinstance(error, FileNotFoundError) else ""
+        hint = (
+            f"watchbill config init {shlex.quote(str(path))} writes one"
+            if isinstance(error, FileNotFoundError)
+            else ""
+        )
         raise ConfigError(
             problems=[Problem(str(path), None, "", f"cannot be read: {reason}", hint)]
         ) from error

@@ -20,6 +20,7 @@ from watchbill.gateway.dialects.batches.files import FilesApi
 from watchbill.gateway.dialects.batches.lines import DriverModels, LineCalls
 from watchbill.gateway.dialects.batches.openai import BatchesApi, OpenAiResults
 from watchbill.gateway.dialects.llama_swap import LlamaSwapApi
+from watchbill.gateway.dialects.llama_swap_logs import LLAMA_SWAP_STREAMS, LlamaSwapLogs
 from watchbill.gateway.dialects.lmstudio import LmStudioApi
 from watchbill.gateway.dialects.ollama.api import OllamaApi
 from watchbill.gateway.dialects.ollama.library import LibraryApi
@@ -110,6 +111,7 @@ class Gateway(Services):
         self._passthrough = PassthroughApi(self)
         self._websockets = WebsocketApi(self)
         self._llama_swap, self._lmstudio = LlamaSwapApi(self), LmStudioApi(self)
+        self._llama_swap_logs = LlamaSwapLogs(self)
         self._served = self._serve_all()
         #: Answers a request, whatever its address.
         self.handle: Handle = self._served.answer
@@ -117,7 +119,7 @@ class Gateway(Services):
     @property
     def listeners(self) -> int:
         """How many streams of events are open."""
-        return self._native.listeners + self._live.listeners
+        return self._native.listeners + self._live.listeners + self._llama_swap_logs.listeners
 
     async def start_batches(self) -> None:
         """Has the lines of batches answered, those that an earlier daemon left first."""
@@ -161,7 +163,8 @@ class Gateway(Services):
         heads = [
             ("HEAD", path, access, handler)
             for method, path, access, handler in asked
-            if method == "GET" and path not in (EVENTS, LIVE, "/unload")  # whose GET does something
+            if method == "GET"
+            and path not in (EVENTS, LIVE, "/unload", *LLAMA_SWAP_STREAMS)  # whose GET does something
         ]
         return asked + heads
 
@@ -243,6 +246,8 @@ class Gateway(Services):
             ("GET", "/unload", Access.ADMIN, swap.unload),
             ("POST", "/unload", Access.ADMIN, swap.unload),
             ("POST", "/api/models/unload", Access.ADMIN, swap.unload),
+            ("GET", "/logs", Access.ADMIN, self._llama_swap_logs.logs),
+            *(("GET", path, Access.ADMIN, self._llama_swap_logs.stream) for path in LLAMA_SWAP_STREAMS),
             *((method, "/upstream/{tail:.+}", Access.ADMIN, swap.upstream) for method in _EVERY_METHOD),
         ]
 

@@ -80,6 +80,12 @@ LIVE_LINES_MAX = 100
 LIVE_MESSAGES_WAITING_MAX = 16
 #: The end of an engine's log, as it is shown over HTTP.
 LOG_SHOWN_LINES_MAX = 500
+#: llama-swap's /logs: the end of each log, how often files are looked at for new lines, how much is read at one look,
+#: and from which length on a line is told before its end is written.
+LOG_HISTORY_BYTES_MAX = 10 * 2**10
+LOG_FOLLOW_INTERVAL_MS = 500
+LOG_FOLLOWED_PIECE_BYTES_MAX = 256 * 2**10
+LOG_FOLLOWED_LINE_BYTES_MAX = 16 * 2**10
 #: Batches of plans that the page shows, tasks of each, and how often the folder is read for it.
 PLAN_BATCHES_SHOWN = 12
 PLAN_NODES_SHOWN = 120

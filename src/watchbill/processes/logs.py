@@ -11,6 +11,7 @@ import os
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from watchbill.files.atomic import PRIVATE_MODE, writing
 from watchbill.names import file_stem
@@ -22,7 +23,7 @@ from watchbill.processes.limits import (
     LOG_TAIL_BYTES_MAX,
 )
 
-__all__ = ["Log", "cut_own_log", "engine_log", "open_log", "watch_own_log"]
+__all__ = ["Log", "Seen", "cut_own_log", "engine_log", "open_log", "read_growth", "watch_own_log"]
 
 _OWN_LOG_LOOK_S = 5
 
@@ -48,6 +49,29 @@ class Log:
             return []
         lines = [line.rstrip()[:LOG_LINE_CHARS_MAX] for line in text.splitlines()]
         return [line for line in lines if line][-lines_max:]
+
+
+class Seen(NamedTuple):
+    """A file, and how far it was read."""
+
+    inode: int
+    place: int
+
+
+def read_growth(path: Path, seen: Seen, bytes_max: int) -> tuple[bytes, Seen]:
+    """What was added to a log, and how far it is read now.
+
+    A log that was cut or replaced is read from its beginning. Blocks.
+    """
+    try:
+        with path.open("rb") as file:
+            now = os.fstat(file.fileno())
+            is_same = now.st_ino == seen.inode and now.st_size >= seen.place
+            file.seek(seen.place if is_same else 0)
+            content = file.read(bytes_max)
+            return content, Seen(now.st_ino, file.tell())
+    except FileNotFoundError:  # not begun yet, or between the old log's move and the new one's first line
+        return b"", seen
 
 
 def engine_log(root: Path, model: str) -> Path:

@@ -12,7 +12,9 @@ __all__ = ["fetch", "wanted"]
 def wanted(path: Path, sha256: str | None) -> Wanted:
     """The file as it is now: a source that changes later is another source."""
     if not path.is_file():
-        raise PullFailed(f"{path} is not a file; sources are smollm2, hf:, http(s):, ollama: and paths")
+        raise PullFailed(
+            f"{path} is not a file; sources are names as qwen2.5:0.5b, hf:, http(s):, ollama: and paths of files"
+        )
     status = path.stat()
     return Wanted(path.name, f"{path} of {status.st_size} bytes at {status.st_mtime_ns}", sha256, path)
 

@@ -184,8 +184,8 @@ WRONG = {
     "not yaml": ("models: [", "is not YAML"),
     "no config": ("a: 1", "has no `models`"),
     "no command": ("models: {a: {ttl: 3}}", "models.a.cmd: is missing"),
-    "unknown macro": ("models: {a: {cmd: 'x ${PORT} ${nothing}'}}", "${nothing} is not known"),
-    "unset variable": ("models: {a: {cmd: 'x ${PORT} ${env.NOT_SET}'}}", "${env.NOT_SET} is not known"),
+    "unknown macro": ("models: {a: {cmd: 'x ${PORT} ${nothing}'}}", "models.a: ${nothing} is not known"),
+    "unset variable": ("models: {a: {cmd: 'x ${PORT} ${env.NOT_SET}'}}", "models.a: ${env.NOT_SET} is not known"),
     "unknown member": ("models: {a: {cmd: x}}\ngroups: {g: {members: [b]}}", "there is no model b"),
     "bad matrix": ("models: {a: {cmd: x}}\nmatrix: {vars: {a: a}, sets: {s: 'a & ('}}", "matrix.sets: it ends"),
     "a bomb": ("a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(
@@ -204,6 +204,17 @@ def test_a_config_that_cannot_be_imported_is_refused_with_its_reason(importing, 
     assert refused.returncode == 2 and reason in refused.stderr, refused.stderr
     assert "Traceback" not in refused.stderr
     assert not (importing.home / "watchbill.toml").exists()
+
+
+def test_a_model_that_stays_needs_no_word_on_its_preload(importing):
+    """Issue 19: `persistent` became `permanent`, which loads it at start."""
+    (importing.home / "config.yaml").write_text(
+        "models: {a: {cmd: 'x ${PORT}'}, b: {cmd: 'x ${PORT}'}}\n"
+        "groups: {g: {persistent: true, swap: false, members: [a]}}\n"
+        "hooks: {on_startup: {preload: [a, b]}}\n"
+    )
+    done = importing("config", "import", "llama-swap", str(importing.home / "config.yaml"))
+    assert "preload b" in done.stderr and "preload a" not in done.stderr
 
 
 def test_without_an_ollama_nothing_is_written(importing):

@@ -255,3 +255,17 @@ def test_the_version_is_told_however_it_is_asked_for(watchbill, words):
     """Issue 19: `ollama -v`."""
     told = watchbill(*words)
     assert (told.returncode, told.stdout.split()[0]) == (0, "watchbill")
+
+
+@pytest.mark.parametrize("command", [["run", "half", "hi"], ["rm", "half.gguf"], ["show", "HALF"]])
+def test_a_file_that_is_not_served_is_told_with_the_reason(watchbill, daemon, command):
+    """Issue 19: `run half` pulled another model of that name, and `rm half.gguf` knew nothing of it."""
+    daemon.answers[("GET", "/wb/v1/library")] = (200, LIBRARY)
+    daemon.answers[("DELETE", "/api/delete")] = (404, {"error": "not found"})
+    refused = watchbill(*command)
+    assert refused.returncode == 1
+    assert (
+        "half.gguf is not served: broken: truncated; pull it again, or delete it with: rm /" in refused.stderr
+    )
+    assert refused.stderr.endswith("/models/half.gguf\n")
+    assert not [heard for heard in daemon.heard if heard.path == "/api/pull"]

@@ -101,13 +101,13 @@ class _Import:
             self._add_model(name, table, together)
         self._add_keys()
         self._add_peers()
-        self._add_hooks()
+        self._add_hooks(together)
         self._tell_rest(together)
-        for text in sorted(self._macros.unknown):
+        for text, place in sorted(self._macros.unknown.items()):
             hint = (
                 "set the variable and run it again" if text.startswith("${env.") else "define it in `macros`"
             )
-            self._problems.append(Problem(self._origin, None, "", f"{text} is not known", hint))
+            self._problems.append(Problem(self._origin, None, place, f"{text} is not known", hint))
         if self._problems:
             raise ConfigError(problems=self._problems)
         if self._macros.read:
@@ -129,7 +129,7 @@ class _Import:
 
     def _add_model(self, name: str, table: Reading, together: Together) -> None:
         section = self._draft.section("models", self._names[name])
-        macros = self._macros.within(_texts(table.table("macros")))
+        macros = self._macros.within(_texts(table.table("macros")), spell_key(("models", name)))
         if self._names[name] != name:
             section.say(f"llama-swap's name, which cannot be one here: {name}")
             self._draft.notes.append(
@@ -376,10 +376,12 @@ class _Import:
             f"peer {name} needs a key: it is an external tier, and off until you turn it on"
         )
 
-    def _add_hooks(self) -> None:
+    def _add_hooks(self, together: Together) -> None:
         startup = self._top.table("hooks").table("on_startup")
         for model in startup.listed("preload"):
             name = self._names.get(str(model), str(model))
+            if str(model) in together.staying:
+                continue  # it is permanent, so it is loaded at start
             self._draft.lack(
                 f"hooks.on_startup.preload {model}",
                 f"`permanent = true` loads it at start and keeps it; or run: watchbill load {shlex.quote(name)}",

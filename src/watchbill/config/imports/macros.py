@@ -18,14 +18,15 @@ _KEPT = frozenset({"PORT", "MODEL_ID", "PID"})
 class Macros:
     """The macros that hold for one model, and the environment."""
 
-    def __init__(self, values: Mapping[str, str], environment: Mapping[str, str]) -> None:
-        self._values, self._environment = values, environment
-        self.unknown: set[str] = set()  # macros that nothing defines, and variables that are not set
+    def __init__(self, values: Mapping[str, str], environment: Mapping[str, str], place: str = "") -> None:
+        self._values, self._environment, self._place = values, environment, place
+        #: Macros that nothing defines and variables that are not set, and where the first use of each is.
+        self.unknown: dict[str, str] = {}
         self.read: set[str] = set()  # variables whose value was filled in
 
-    def within(self, values: Mapping[str, str]) -> "Macros":
-        """The same with the macros of a model; what is found unknown is told here, too."""
-        inner = Macros({**self._values, **values}, self._environment)
+    def within(self, values: Mapping[str, str], place: str) -> "Macros":
+        """The same with the macros of a model, at this place; what is found unknown is told here, too."""
+        inner = Macros({**self._values, **values}, self._environment, place)
         inner.unknown, inner.read = self.unknown, self.read
         return inner
 
@@ -45,13 +46,13 @@ class Macros:
         if name.startswith("env."):
             return self._variable(name.removeprefix("env."), found[0])
         if name not in self._values:
-            self.unknown.add(found[0])
+            self.unknown.setdefault(found[0], self._place)
             return found[0]
         return self._values[name]
 
     def _variable(self, name: str, whole: str) -> str:
         if name not in self._environment:
-            self.unknown.add(whole)
+            self.unknown.setdefault(whole, self._place)
             return whole
         self.read.add(name)
         return self._environment[name]
