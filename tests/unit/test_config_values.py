@@ -71,6 +71,10 @@ MATRIX = [
     ("[models.a]\nengine = 1979-05-27", '2: models.a.engine: must be a text, not a date; write engine = "llamacpp"'),
     # missing
     ("[models.a]\npermanent = true", '1: models.a.engine: is missing; add engine = "llamacpp"'),
+    (
+        '[models.a]\nengine = "vLLM"',
+        '2: models.a.engine: there is no engine vLLM; write engine = "process" and command = "vLLM ... --port ${PORT}"',
+    ),
     ("\n[engines.x]\nbinary = 'y'", '2: engines.x.driver: is missing; add driver = "llamacpp"'),
     ("[server]\nkeys = { me = {} }", '2: server.keys.me.key: is missing; add key = "env:ALICE_KEY"'),
     # bounds

@@ -108,6 +108,22 @@ async def test_llama_swap_says_what_runs_and_unloads_it() -> None:
         assert (await opened.ask("/running")).json == {"running": []}
 
 
+async def test_llama_swap_unloads_one_model_and_has_its_page_at_ui() -> None:
+    """Issue 19: POST /api/models/unload/NAME, which may have slashes, and a bookmark of /ui."""
+    async with open_gateway(HELLO) as opened:
+        for model in ("a", "b/with:slash"):
+            await opened.ask("/v1/chat/completions", {**CHAT, "model": model})
+        for name in ("b/with:slash", "b/with:slash", "alias/of-a"):
+            answer = await opened.ask(f"/api/models/unload/{name}", b"", method="POST")
+            assert (answer.status, answer.body) == (200, b"OK")
+            await eventually(lambda: opened.driver.model_status("b/with:slash") == "absent")
+        await eventually(lambda: opened.driver.model_status("a") == "absent")
+        assert (await opened.ask("/api/models/unload/nope", b"", method="POST")).status == 404
+        for path in ("/ui", "/ui/"):
+            answer = await opened.ask(path)
+            assert (answer.status, answer.headers["location"]) == (302, "/")
+
+
 async def test_an_engines_own_pages_are_below_upstream() -> None:
     """LANE-01: method, path, query, body and kind are kept; a name may have slashes; it needs admin rights."""
     keys = (ApiKey("me", "k" * 16), ApiKey("root", "r" * 16, admin=True))

@@ -390,10 +390,20 @@ def _check_engine_of(
             yield (*path, key), text, "remove it"
 
 
+#: Programs that people take for an engine; the driver `process` runs each of them.
+_PROGRAMS = frozenset(
+    {"exllamav2", "exllamav3", "infinity", "koboldcpp", "llama-server", "lmdeploy", "mlx", "sglang", "tabbyapi",
+     "tei", "tgi", "transformers", "vllm", "whisper", "whisper-server"}
+)  # fmt: skip
+
+
 def _check_driver_as_engine(draft: Draft, path: KeyPath, name: str) -> Iterator[Wrong]:
     """An engine without a table is a driver that needs none."""
     driver = DRIVERS.get(name)
-    if driver is None:
+    if driver is None and name.casefold() in _PROGRAMS:
+        hint = f'write engine = "process" and command = "{name} ... --port ${{PORT}}"'
+        yield path, f"there is no engine {name}", hint
+    elif driver is None:
         yield unknown(path, "engine", name, [*draft.names("engines"), *available_drivers()])
     elif not driver.is_available:
         yield path, *no_driver(name)

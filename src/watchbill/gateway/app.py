@@ -246,6 +246,8 @@ class Gateway(Services):
             ("GET", "/unload", Access.ADMIN, swap.unload),
             ("POST", "/unload", Access.ADMIN, swap.unload),
             ("POST", "/api/models/unload", Access.ADMIN, swap.unload),
+            ("POST", "/api/models/unload/{name:.+}", Access.ADMIN, swap.unload_one),
+            *(("GET", path, Access.OPEN, swap.ui) for path in ("/ui", "/ui/")),
             ("GET", "/logs", Access.ADMIN, self._llama_swap_logs.logs),
             *(("GET", path, Access.ADMIN, self._llama_swap_logs.stream) for path in LLAMA_SWAP_STREAMS),
             *((method, "/upstream/{tail:.+}", Access.ADMIN, swap.upstream) for method in _EVERY_METHOD),

@@ -36,7 +36,7 @@ _UPWARDS = re.compile(r"(?:^|[/\\])\.\.(?:$|[/\\;])")
 
 
 class LlamaSwapApi:
-    """Serves /running, /unload and /upstream."""
+    """Serves /running, /unload, /ui and /upstream."""
 
     def __init__(self, services: Services) -> None:
         self._services = services
@@ -56,6 +56,18 @@ class LlamaSwapApi:
             if services.driver.resident(name) is not None:
                 services.unloading.begin(model, context.key)
         return Response(b"OK", {"Content-Type": "text/plain; charset=utf-8"}, lines=context.lines())
+
+    async def unload_one(self, context: RequestContext) -> Response:
+        """POST /api/models/unload/NAME: this model leaves, if it may."""
+        services = self._services
+        model = services.driver.catalog.model_called(context.request.match["name"])
+        if services.driver.resident(model.name) is not None:
+            services.unloading.begin(model, context.key)
+        return Response(b"OK", {"Content-Type": "text/plain; charset=utf-8"}, lines=context.lines())
+
+    async def ui(self, context: RequestContext) -> Response:
+        """GET /ui: where llama-swap has its page."""
+        return Response(b"", {"Location": "/"}, 302, lines=context.lines())
 
     async def upstream(self, context: RequestContext) -> Answer:
         """Any method at /upstream/NAME/...: the engine's own address."""
