@@ -1,7 +1,6 @@
 """Engines that crash, hang, lie and refuse to go, behind the whole daemon: who is told what, who notices nothing."""
 
 import json
-import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -10,6 +9,7 @@ import pytest
 
 from e2e.place import Daemon, Place, gone, scripted
 from support.eventually import wait_until
+from support.stopping import stop
 
 
 def test_a_crash_before_the_first_byte_is_not_noticed(place: Place) -> None:
@@ -98,7 +98,7 @@ def test_a_frozen_engine_is_found_reset_and_serves_again(place: Place) -> None:
     daemon = place.up()
     assert daemon.chat("frozen")[0] == 200
     engine = daemon.model("frozen")["pid"]
-    psutil.Process(engine).send_signal(signal.SIGSTOP)
+    stop(engine)
     said = [daemon.chat("frozen", seconds=200) for _ in range(3)]
     late = [answer["error"]["code"] for status, _, answer in said if status != 200]
     assert set(late) == {"run_timeout"}

@@ -5,7 +5,6 @@ being stopped and ignores it, and a fourth is being loaded; the points lie along
 """
 
 import json
-import os
 import signal
 import threading
 import time
@@ -16,6 +15,7 @@ import pytest
 from e2e.place import Daemon, Place, Stream, is_listening, scripted
 from gguf_models import GgufFiles
 from support.eventually import wait_until
+from support.stopping import stop
 
 CONFIG = """
 [devices.ram]
@@ -139,7 +139,7 @@ def test_a_stopped_guard_does_not_keep_an_engine_alive(place: Place) -> None:
     assert daemon.chat("held")[0] == 200
     engine = int(daemon.status()["models"]["held"]["pid"])
     guard = int(Path(f"/proc/{engine}/stat").read_text().rpartition(")")[2].split()[1])
-    os.kill(guard, signal.SIGSTOP)
+    stop(guard)
     daemon.signal(signal.SIGKILL)
     daemon.wait(5)
     wait_until(lambda: not place.leftovers(), GONE_S)

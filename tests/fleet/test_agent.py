@@ -13,6 +13,7 @@ import pytest
 
 from support.eventually import wait_until
 from support.fleet_rig import AgentProcess, FleetRig, marked_processes
+from support.stopping import stop
 from watchbill.errors import OursError
 from watchbill.files.host import host_name
 from watchbill.fleet.folder import places
@@ -367,7 +368,7 @@ def test_a_stopped_agent_that_comes_back_is_refused(rig: FleetRig) -> None:
     rig.submit("b1", task("a", "echo $WATCHBILL_ATTEMPT >> {BATCH_PATH}/ran; " + WAITING))
     zombie = rig.start("cpu-1")
     wait_until(lambda: started(rig))
-    os.kill(zombie.process.pid, signal.SIGSTOP)
+    stop(zombie.process.pid)
     [name] = rig.disk.names(places.processing_folder("cpu-1"))
     # Seen from another machine: its heartbeat has not moved for 90 s.
     rig.brain.close()

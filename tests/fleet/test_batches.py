@@ -10,6 +10,7 @@ from pathlib import Path
 
 from support.eventually import PATIENCE_S, wait_until
 from support.fleet_folder import FleetFolder
+from support.stopping import stop
 from watchbill.files.host import start_time
 from watchbill.fleet.folder import places
 
@@ -196,7 +197,7 @@ def test_a_stopped_coordinator_that_was_replaced_changes_nothing_and_leaves(flee
     fleet.write_plan("p", "".join(f"### t{number}\n- **command**: `true`\n" for number in range(20)))
     first = fleet.start_coordinator()
     wait_until((fleet.root / places.COORDINATOR).exists)
-    first.send_signal(signal.SIGSTOP)
+    stop(first.pid)
     # What a second machine sees: another boot. The lock of this machine is let go by hand.
     record = json.loads((fleet.root / places.COORDINATOR).read_text())
     (fleet.root / "brain" / ".lock").unlink()

@@ -12,6 +12,7 @@ import pytest
 
 from support.eventually import eventually
 from support.fleet_rig import marked_processes
+from support.stopping import stop
 from watchbill.processes import limits, reap
 from watchbill.processes.crew import Cause, Crew, CrewEvent, Ended, Job, LeaseHeard, Started
 
@@ -284,7 +285,7 @@ async def test_a_job_that_is_given_to_a_dead_guard_ends_once(watched: Watched) -
 async def test_a_guard_that_is_stopped_can_be_replaced(watched: Watched) -> None:
     watched.bash("a", "sleep 1000")
     pid = await eventually(lambda: watched.pid_of("a"))
-    os.kill(watched.crew.guard_pid, signal.SIGSTOP)
+    stop(watched.crew.guard_pid)
     watched.crew.give_up_guard()
     assert (await watched.end_of("a")).cause is Cause.GUARD_LOST
     assert not lives(pid)
@@ -318,10 +319,10 @@ async def test_nothing_outlives_a_killed_agent(tmp_path: Path, victims: str) -> 
     guard = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
     await eventually(lambda: len(marked_processes(f"CREW_TEST={folder}")) >= 2)
     if victims == "both":
-        os.kill(process.pid, signal.SIGSTOP)  # so that it does not bury what the guard leaves
+        stop(process.pid)  # so that it does not bury what the guard leaves
         os.kill(guard, signal.SIGKILL)
     if victims == "agent of a stopped guard":
-        os.kill(guard, signal.SIGSTOP)
+        stop(guard)
     process.kill()
     await process.wait()
     if victims == "both":

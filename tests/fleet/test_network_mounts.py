@@ -14,6 +14,7 @@ from support.eventually import PATIENCE_S, wait_until
 from support.fleet_folder import FleetFolder, shared_folder
 from support.fleet_judge import judge
 from support.fuse_mount import FuseMount, fuse_mounts
+from support.stopping import stop
 from watchbill.fleet.folder import places
 
 MACHINE = str(Path(__file__).parents[1] / "support" / "machine.py")
@@ -188,7 +189,7 @@ def test_an_agent_that_stood_still_beyond_its_lease_is_refused_when_it_goes_on(m
     stopped = machines.start_agent(rigs[0], "cpu-1", **SHORT)
     batch = machines.submit(manager, WAITING)
     wait_until(lambda: ran(machines, batch) == ["cpu-1"])
-    stopped.send_signal(signal.SIGSTOP)
+    stop(stopped.pid)
     machines.start_agent(rigs[1], "cpu-2", **SHORT)
     wait_until(lambda: ran(machines, batch) == ["cpu-1", "cpu-2"])
     stopped.send_signal(signal.SIGCONT)
@@ -206,7 +207,7 @@ def test_a_coordinator_that_stood_still_and_was_replaced_changes_nothing(machine
     machines.start_agent(rig, "cpu-1", **SHORT)
     batch = machines.submit(first)
     wait_until(lambda: machines.fleet.batch("p", batch).joinpath("manifest.json").exists())
-    stopped.send_signal(signal.SIGSTOP)
+    stop(stopped.pid)
     machines.start(second, "coordinator", **SHORT)
     wait_until(
         lambda: json.loads((machines.fleet.root / places.COORDINATOR).read_text())["host"] == "manager-2"

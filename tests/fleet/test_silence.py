@@ -7,6 +7,7 @@ from pathlib import Path
 
 from support.eventually import PATIENCE_S, wait_until
 from support.fleet_folder import FleetFolder
+from support.stopping import stop
 from watchbill.fleet.folder import places
 from watchbill.fleet.folder.disk import FolderDisk
 
@@ -47,7 +48,7 @@ def test_a_task_of_an_agent_that_hangs_beside_the_coordinator_goes_to_another_on
     fleet.write_plan("p", WAITING)
     batch = fleet.submit("p")
     wait_until(lambda: ran(fleet, batch) == ["cpu-1"])
-    stopped.send_signal(signal.SIGSTOP)
+    stop(stopped.pid)
     start_agent(fleet, "cpu-2")
     wait_until(lambda: ran(fleet, batch) == ["cpu-1", "cpu-2"])
     stopped.send_signal(signal.SIGCONT)
@@ -74,7 +75,7 @@ def test_a_coordinator_that_hangs_is_replaced_on_its_own_machine_and_leaves_when
     )
     refused = start(fleet, "coordinator")
     assert refused.wait(PATIENCE_S) == 2 and f"(pid {stopped.pid})" in fleet.log.read_text()
-    stopped.send_signal(signal.SIGSTOP)
+    stop(stopped.pid)
     wait_until(lambda: FolderDisk(fleet.root).age_ms(places.COORDINATOR) > STIRS_MS)
     start(fleet, "coordinator")
     wait_until(lambda: epoch() == 2)

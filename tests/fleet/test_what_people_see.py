@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -14,6 +13,7 @@ import pytest
 from support.eventually import wait_until
 from support.fleet_folder import FleetFolder, shared_folder
 from support.small_disk import free_up, leave_blocks, leave_files, small_disks
+from support.stopping import stop
 from watchbill.cli import limits, plan_submitting
 from watchbill.cli.terminal import Column, Terminal
 from watchbill.errors import NameRefused
@@ -67,7 +67,7 @@ def test_a_folder_that_takes_nothing_more_is_told_of_and_nobody_is_said_to_hang(
         batch = fleet.submit("p")
         wait_until(lambda: fleet.status(batch)["state"] == "running")
         assert fleet.status_of_all()["shortage"] is None
-        os.kill(brain.pid, signal.SIGSTOP)
+        stop(brain.pid)
         leave(fleet.root.parent, 0)
         os.utime(fleet.root / places.COORDINATOR, (1, 1))
         for shown in (fleet.plan("status").stdout, fleet.plan("status", batch).stdout):
@@ -209,7 +209,7 @@ def test_a_coordinator_that_is_gone_or_silent_is_told_beside_the_batch(fleet: Fl
     following = fleet.start("-m", "watchbill", "plan", "status", batch, "--follow", "--root", str(fleet.root))
     wait_until(lambda: stuck in fleet.log.read_text())
     following.kill()
-    coordinator.send_signal(signal.SIGSTOP)
+    stop(coordinator.pid)
     record = fleet.root / places.COORDINATOR
     old = record.stat().st_mtime - 2 * limits.COORDINATOR_SILENCE_SHOWN_MS / 1000
     os.utime(record, (old, old))

@@ -21,6 +21,7 @@ from support.certificates import write_certificate
 from support.eventually import wait_until
 from support.nats_server import TOKEN, Broker, broker, cluster
 from support.power_cut import loop_disk
+from support.stopping import stop
 from watchbill.errors import ConfigError
 from watchbill.spool import Corpus, Drain, LeaseLost, Spool, State
 from watchbill.spool.by_hand import by_hand
@@ -204,7 +205,7 @@ def test_a_worker_that_was_taken_for_dead_has_lost_its_leases(server: Broker, ch
         spool.enqueue(event(1))
         zombie = child(work)
         zombie.first()
-        os.kill(zombie.pid, signal.SIGSTOP)
+        stop(zombie.pid)
         item = wait_until(spool.lease)
         assert item.attempt == 2
         Path(f"{server.home}/go").touch()
@@ -258,12 +259,12 @@ def test_a_broker_that_hangs_is_an_outage(server: Broker) -> None:
     """A stopped process keeps its connections open and says nothing."""
     with JetSpool("jobs", replace(server.reach, wait_s=1)) as spool:
         spool.enqueue(event(1))
-        server.signal(signal.SIGSTOP)
+        server.stop()
         try:
             with pytest.raises(SpoolBroken):
                 spool.enqueue(event(2))
         finally:
-            server.signal(signal.SIGCONT)
+            server.go_on()
         assert wait_until(lambda: _accepted(spool, "3"))
 
 

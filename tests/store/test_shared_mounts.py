@@ -15,6 +15,7 @@ import pytest
 
 from support.eventually import PATIENCE_S, wait_until
 from support.fuse_mount import FuseMount, fuse_mounts
+from support.stopping import stop
 from watchbill.spool import Corpus, Drain, Spool, SpoolBroken, SpoolLayout, State, stats
 from watchbill.spool.inspect import entries
 
@@ -141,7 +142,7 @@ def test_a_worker_that_stood_still_is_given_up_and_finds_that_out(hosts: Hosts) 
     hosts.start(first, "produce", 0, 1).wait(PATIENCE_S)
     stopped = hosts.start(second, "claim", 600)
     wait_until(lambda: hosts.told("took", "second") == [0])
-    stopped.send_signal(signal.SIGSTOP)
+    stop(stopped.pid)
     hosts.start(first, "claim", 0)
     wait_until(lambda: hosts.told("done", "first") == [0])
     stopped.send_signal(signal.SIGCONT)

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from support.stopping import stop
 from watchbill.cli import run
 from watchbill.spool import LeaseLost, Spool, SpoolBroken
 from watchbill.spool.inspect import State, entries, stats
@@ -104,7 +105,7 @@ def test_a_killed_workers_events_come_back_and_a_living_ones_do_not(
         living.first()
         stopped = child(hold)
         stopped.first()
-        os.kill(stopped.pid, signal.SIGSTOP)
+        stop(stopped.pid)
         assert spool.recover().returned == 0
         dead.kill()
         assert spool.recover().returned == 1

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from support.eventually import PATIENCE_S, wait_until
+from support.stopping import stop
 
 __all__ = ["FuseMount", "fuse_mounts"]
 
@@ -53,7 +54,7 @@ class FuseMount:
 
     def stop(self) -> None:
         """The server hangs, and so does everybody who touches the mount."""
-        self._server.send_signal(signal.SIGSTOP)
+        stop(self._server.pid)
 
     def go_on(self) -> None:
         self._server.send_signal(signal.SIGCONT)

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from support.eventually import wait_until
+from support.stopping import stop
 from watchbill.spool.jetstream import Reach
 
 __all__ = ["TOKEN", "Broker", "broker", "cluster", "free_port", "nats_program"]
@@ -94,10 +95,15 @@ class Broker:
             self._process.wait(30)
             self._process = None
 
-    def signal(self, number: int) -> None:
-        """Stops (SIGSTOP) or continues (SIGCONT) the process."""
+    def stop(self) -> None:
+        """Stops the process."""
         assert self._process is not None
-        self._process.send_signal(number)
+        stop(self._process.pid)
+
+    def go_on(self) -> None:
+        """Has a stopped process go on."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGCONT)
 
 
 @contextmanager

@@ -21,6 +21,7 @@ from typing import Any
 import pytest
 
 from support.eventually import eventually
+from support.stopping import stop
 from watchbill.catalog import RAM, EngineRules, Model
 from watchbill.engines.base import Endpoint, LoadError, Warm
 from watchbill.engines.registry import make_engine
@@ -268,7 +269,7 @@ class EngineContract:
         """R31, R35: a process that is stopped acts on no signal but KILL."""
         engine, model = up(HEALTHY)
         warm = await within(10, engine.load(model, 1))
-        os.kill(warm.pid, signal.SIGSTOP)
+        stop(warm.pid)
         await within(8, engine.stop(model.name))
         assert engines.leftovers() == []
 
@@ -312,7 +313,7 @@ class EngineContract:
     ) -> None:
         """R36: even when the guards were killed, too, nothing survives the next start."""
         with daemon(engines.root, self.variant(FORKS_AND_EXITS, "m", tmp_path)) as host:
-            host.process.send_signal(signal.SIGSTOP)  # or it would see its guards go
+            stop(host.process.pid)  # or it would see its guards go
             for pid in host.guard_pids:
                 os.kill(pid, signal.SIGKILL)
             host.kill()

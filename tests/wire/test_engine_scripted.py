@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from support.eventually import eventually
+from support.stopping import stop
 from watchbill.catalog import RAM, Model
 from watchbill.core.messages import Blame
 from watchbill.engines.base import Endpoint, LoadError, Warm
@@ -82,7 +83,7 @@ class TestScripted(EngineContract):
         engine, model = up(HEALTHY, sleep_ms=60_000)
         warm = await within(10, engine.load(model, 1))
         await within(10, engine.sleep(model.name, 2))
-        os.kill(warm.pid, signal.SIGSTOP)
+        stop(warm.pid)
         with pytest.raises(LoadError, match="did not wake"):
             await within(20, engine.wake(dataclasses.replace(model, load_timeout_ms=500), 3))
         assert engines.leftovers() == []

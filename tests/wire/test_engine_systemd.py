@@ -2,8 +2,6 @@
 
 import asyncio
 import json
-import os
-import signal
 import sys
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -15,6 +13,7 @@ import pytest
 
 from support.eventually import eventually
 from support.running import answering, chat, driving
+from support.stopping import stop
 from watchbill.catalog import EngineRules, Model
 from watchbill.config import parse
 from watchbill.engines import limits as engines_limits
@@ -147,7 +146,7 @@ class TestSystemd(ForeignContract):
         monkeypatch.setattr(engines_limits, "HEALTH_MS_MAX", 50)
         pid = world.host.pid("watchbill-one.service")
         assert pid is not None
-        os.kill(pid, signal.SIGSTOP)
+        stop(pid)
         await eventually(lambda: foreign.deaths != [])
         assert foreign.deaths[0][:2] == ("one", 5)
         assert world.present() == {"one"}

@@ -14,6 +14,7 @@ import pytest
 from support.eventually import eventually
 from support.open_gateway import raw
 from support.running import running
+from support.stopping import stop
 from watchbill.catalog import Catalog, Device, EngineRules, Lane, Model, ProcessType, WorkClass
 from watchbill.core.model_state import ModelState
 from watchbill.gateway.server import Serving
@@ -96,7 +97,7 @@ class Place:
         assert (await self.ask(*CALLS["openai"][:2], "patient"))[0] == 200
         pid = self.driver._engines.warm["a"].pid
         assert pid is not None
-        os.kill(pid, signal.SIGSTOP)
+        stop(pid)
         return pid
 
     def outcomes(self) -> set[str]:

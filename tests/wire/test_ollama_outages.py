@@ -1,7 +1,6 @@
 """The daemon over an Ollama that is stopped, gone, full, or larger than it said: real processes, real signals."""
 
 import asyncio
-import os
 import signal
 import subprocess
 import sys
@@ -15,6 +14,7 @@ import pytest
 
 from support.eventually import eventually
 from support.running import answering, chat, driving
+from support.stopping import stop
 from watchbill.config import parse
 from watchbill.core import admission, model_state
 from watchbill.engines import limits
@@ -44,13 +44,17 @@ class Ollama:
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
-    def send(self, number: int) -> None:
+    def stop(self) -> None:
         assert self.process is not None
-        os.kill(self.process.pid, number)
+        stop(self.process.pid)
+
+    def go_on(self) -> None:
+        assert self.process is not None
+        self.process.send_signal(signal.SIGCONT)
 
     def end(self) -> None:
         if self.process is not None:
-            self.send(signal.SIGCONT)
+            self.go_on()
             self.process.kill()
             self.process.wait(10)
             assert self.process.stdout is not None
@@ -113,7 +117,7 @@ async def test_a_stopped_ollama_never_holds_more_than_the_budget(tmp_path: Path,
     the other model is loaded only when that has gone; and nothing stays pinned afterwards."""
     async with driving(tmp_path, catalog_of(ollama, "one", "two")) as driver, answering(driver) as url:
         assert (await within(15, chat(url, "one")))[0] == 200
-        ollama.send(signal.SIGSTOP)
+        ollama.stop()
         await eventually(lambda: silence(driver) is not None)
         waiting = asyncio.create_task(chat(url, "two"))
         await eventually(lambda: model(driver, "two")["queued"] == 1)
@@ -123,7 +127,7 @@ async def test_a_stopped_ollama_never_holds_more_than_the_budget(tmp_path: Path,
             assert model(driver, "two")["state"] == "absent"
         reasons: Any = driver.requests()
         assert "until lab answers again" in reasons[0]["reason"]
-        ollama.send(signal.SIGCONT)
+        ollama.go_on()
         assert (await within(15, waiting))[0] == 200
         assert await ollama.listed() == {"two": True}
         assert model(driver, "one")["retry_ms"] is None
@@ -253,8 +257,8 @@ async def test_what_a_stopped_ollama_keeps_at_the_end_is_given_back_at_the_next_
     catalog = catalog_of(ollama, "one", "two")
     async with driving(tmp_path, catalog) as driver, answering(driver) as url:
         assert (await within(15, chat(url, "one")))[0] == 200
-        ollama.send(signal.SIGSTOP)
-    ollama.send(signal.SIGCONT)
+        ollama.stop()
+    ollama.go_on()
     assert await ollama.listed() == {"one": True} or await ollama.listed() == {}
     async with driving(tmp_path, catalog) as driver, answering(driver) as url:
         assert (await within(15, chat(url, "two")))[0] == 200

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from support.eventually import eventually
+from support.stopping import stop
 from watchbill.errors import RootInUse
 from watchbill.files.host import boot_id
 from watchbill.processes import Ending, Keeper, OwnedProcess, RootLock, engine_log, is_taken, limits, reap
@@ -119,7 +120,7 @@ async def test_a_frozen_process_hears_that_it_is_stopped(yard: Yard, tmp_path: P
     program = f"trap 'echo told > {tmp_path}/note; exit 0' TERM; echo listening; while :; do sleep 0.05; done"
     process = await yard.start("sh", "-c", program)
     await eventually(lambda: process.log.read_tail(1) == ["listening"])
-    os.kill(process.pid, signal.SIGSTOP)
+    stop(process.pid)
     await within(8, process.stop())
     assert (tmp_path / "note").read_text() == "told\n"
 
@@ -168,7 +169,7 @@ async def test_a_frozen_guard_does_not_stop_the_ladder(yard: Yard, monkeypatch: 
     monkeypatch.setattr(limits, "STOP_TERM_MS", 100)
     monkeypatch.setattr(limits, "STOP_KILL_MS", 500)
     process = await yard.start("sh", "-c", TREE)
-    os.kill(process.guard_pid, signal.SIGSTOP)
+    stop(process.guard_pid)
     await within(8, process.stop())
     assert yard.pids() == []
 
