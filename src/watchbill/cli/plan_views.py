@@ -40,6 +40,8 @@ def told_hold(root: Path, agent: str, hold: OnHold) -> str:
     lift = places.fleet_command(root, "signal", agent, "resume")
     if hold.why is HeldWhy.PERSON:
         return f"{agent} is held: it was told to claim nothing; let it go on: {lift}"
+    if hold.why is HeldWhy.DISK_FULL:
+        return f"{agent} is held: the disk of {hold.folder} on its machine is full; it goes on when there is room"
     left = "soon" if hold.left_ms is None else f"in about {format_millis(hold.left_ms)}"
     return (
         f"{agent} is held: tasks failed on it that did not fail elsewhere; it goes on {left}; at once: {lift}"

@@ -54,6 +54,8 @@ LOSSES_MAX = 5
 #: An agent that cannot run a command, and one that asks to be run again: how often, before it counts as a failure.
 NOT_RUNNABLE_MAX = 2
 SOFT_STOPS_MAX = 100
+#: The same for one that found a disk full on which there was room again: perhaps it is the one that fills the disk.
+DISK_FULL_MAX = 20
 #: Accusations of an agent in a row before it is held, for how long, and how many are remembered.
 FAILURES_IN_A_ROW_MAX = 3
 AGENT_HOLD_MS = 300_000

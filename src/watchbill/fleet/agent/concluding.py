@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import cast
 
 from watchbill.files.atomic import NotAFile, make_folder, open_folder, put_file, read_regular
+from watchbill.files.disk import DISK_FULL
 from watchbill.fleet import limits
 from watchbill.fleet.agent.preparing import PREFIX, parsed_command
 from watchbill.fleet.agent.questions import Question
@@ -46,6 +47,11 @@ _OUT_OF_MEMORY = re.compile(
     rb"CUDA[^\n]{0,80}out of memory|OutOfMemoryError|cudaErrorMemoryAllocation|CUDA_ERROR_OUT_OF_MEMORY"
     rb"|CUBLAS_STATUS_ALLOC_FAILED|hipErrorOutOfMemory|failed to allocate CUDA",
     re.IGNORECASE,
+)
+#: What programs say of ENOSPC and EDQUOT, in the words of libc and of the languages that have their own.
+_DISK_FULL = re.compile(
+    rb"No space left on device|Disk quota exceeded|\[Errno (?:28|122)\]|\(os error (?:28|122)\)|\bENOSPC\b|\bEDQUOT\b"
+    rb"|database or disk is full"
 )
 #: A machine that cannot start one more process now: neither task nor agent is to blame.
 _EXHAUSTED = frozenset({errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE})
@@ -110,6 +116,8 @@ def _not_started(error: OSError | None) -> tuple[End, str]:
     why = "it could not be started" + (f": {os.strerror(number)}" if number else "")
     if number in _EXHAUSTED:
         return End.LOST, why
+    if number in DISK_FULL:
+        return End.DISK_FULL, why
     return (End.NOT_RUNNABLE if number in (errno.ENOENT, errno.EACCES) else End.FAILED), why
 
 
@@ -123,7 +131,9 @@ def _exited(finished: Finished, setting: Setting) -> tuple[End, str]:
         folder = setting.root / "plans" / prepared.slip.plan
         missing = next((each for each in prepared.produces if not is_there(each, folder)), None)
         if missing is not None:
-            return End.MISSING_OUTPUT, f"it did not produce {missing}"
+            end, note = End.MISSING_OUTPUT, f"it did not produce {missing}"
+    if end in (End.FAILED, End.MISSING_OUTPUT) and _DISK_FULL.search(finished.ended.err.tail):
+        return End.DISK_FULL, note
     if end is End.FAILED and code in _SYNTAX_CODES and (mistake := _mistake_in(prepared)) is not None:
         return End.UNPARSABLE, f"bash cannot parse the command: line {mistake.line}: {mistake.text}"
     if end is End.FAILED and _is_out_of_memory(finished):

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from watchbill.errors import OursError
+from watchbill.files.disk import DISK_FULL
 from watchbill.fleet import limits
 from watchbill.fleet.agent.concluding import conclude
 from watchbill.fleet.agent.ground import FolderGround, Ground
@@ -258,7 +259,9 @@ class Desk:
         except OSError as error:
             # The outputs could not be stored. The result matters more, and says so.
             note = f"its outputs could not be stored: {error}"
-            return conclude(setting, finished, self._life(), keeps_files=False, note=note)
+            result = conclude(setting, finished, self._life(), keeps_files=False, note=note)
+            is_answer_gone = result.end is End.DONE and finished.prepared.question is not None
+            return replace(result, end=_end_of(error)) if is_answer_gone else result
 
     def _commit(self) -> list[Result]:
         """Put results on stable storage. After a failure the log is given up: the next try begins another one."""
@@ -367,7 +370,8 @@ class Desk:
         self._ground.forget(name)
         if isinstance(error, OSError):
             is_revoked = error.errno == errno.EACCES
-            end = End.LOST if is_revoked else End.FAILED  # the result of a revoked task is not read any more
+            # The result of a revoked task is not read any more.
+            end = End.LOST if is_revoked else _end_of(error)
             self._refuse(name, end, f"its files could not be brought here: {error}")
         else:
             self._refuse(name, End.NOT_RUNNABLE if isinstance(error, CannotCarry) else End.WRONG, str(error))
@@ -390,7 +394,7 @@ class Desk:
         except OursError as error:
             self._refuse(name, End.WRONG, str(error))
         except OSError as error:
-            self._refuse(name, End.FAILED, f"it could not be prepared: {error}")
+            self._refuse(name, _end_of(error), f"it could not be prepared: {error}")
 
     def _refuse(self, name: str, end: End, why: str) -> None:
         self._unreported.append(Result(name, self.agent, self._life(), end, None, tail=why))
@@ -407,6 +411,11 @@ class Desk:
             self._log.close()
             self._log = None
         self._identity = identity
+
+
+def _end_of(error: OSError) -> End:
+    """How a task ended that the machine has kept from its files."""
+    return End.DISK_FULL if error.errno in DISK_FULL else End.FAILED
 
 
 def _without_files(result: Result, error: OSError) -> Result:

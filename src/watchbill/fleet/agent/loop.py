@@ -32,6 +32,7 @@ from watchbill.fleet.agent.hold import Hold
 from watchbill.fleet.agent.memory import Memory, NoDevice
 from watchbill.fleet.agent.model_work import ModelWork
 from watchbill.fleet.agent.rivals import Rivals
+from watchbill.fleet.agent.room import Room
 from watchbill.fleet.agent.unclear_signals import UnclearSignals
 from watchbill.fleet.agent.work import ON_GPU, Fate, Finished, Prepared, Setting
 from watchbill.fleet.door.arrivals import Arrivals
@@ -116,6 +117,7 @@ class Agent:
         self._completed = self._failed = 0
         self._sandboxes: frozenset[Sandbox] = frozenset()
         self._hold = Hold(options.name, options.told_root, options.folder, self._on_hold)
+        self._room = Room((options.root / places.DRAFTS, options.folder))
         self._health = Health.HEALTHY  # of the device, as it was last told
         self._is_leaving = False
         self._found_nothing = False
@@ -299,7 +301,8 @@ class Agent:
             self._work_again_in(left_s)
 
     def _may_start(self) -> bool:
-        return not self._is_leaving and not self._hold and self._fault is None and self._crew.is_open
+        is_held = bool(self._hold) or self._room.is_short
+        return not self._is_leaving and not is_held and self._fault is None and self._crew.is_open
 
     async def _report_and_claim(
         self, desk: Desk, finished: deque[Finished], standing: Standing | None
@@ -308,6 +311,8 @@ class Agent:
         done = await self._files.do(lambda: desk.round(setting, finished, standing, now_ms))
         for result in done.reported:
             self._count(result)
+        if self._room.is_suspect:
+            await self._look_for_room()
         if done.reported:
             _LOG.info("reported %s", " ".join(result.name for result in done.reported))
         if done.prepared:
@@ -338,7 +343,7 @@ class Agent:
         standing = Standing(
             self._options.name,
             cpu_slots_free=self._slots_free() + (0 if self._hold.is_on_probation else self._ahead.room()),
-            is_held=bool(self._hold),
+            is_held=bool(self._hold) or self._room.is_short,
             takes_one=self._hold.is_on_probation,
             only_addressed=self._options.name == places.BRAIN,
             has_device=state.is_open,
@@ -406,6 +411,7 @@ class Agent:
             self._hold.is_on_probation = False
         else:
             self._failed += 1
+        self._room.is_suspect |= result.end is End.DISK_FULL
         _WORKER.log(
             logging.INFO if result.end is End.DONE else logging.WARNING,
             "ended %s after %d ms: %s", result.name, result.ms, result.end.value,
@@ -495,6 +501,8 @@ class Agent:
         await self._confirm(desk)
         await self._show_output_so_far(desk)
         self._hold.end_in_time()
+        if self._room.is_due:
+            await self._look_for_room()
         self._tell_health()
         if time.monotonic() >= self._beat_due_at or self._fault is not None:
             await self._beat(desk)
@@ -506,6 +514,10 @@ class Agent:
         if self._health is not before:
             level = logging.WARNING if self._health is Health.CONSTRAINED else logging.INFO
             _LOG.log(level, "the device is %s", self._health.value)
+
+    async def _look_for_room(self) -> None:
+        if await self._files.do(self._room.look):
+            self._on_hold()
 
     def _beat_soon(self) -> None:
         """What people see has changed; not more often than the cycle goes."""
@@ -634,6 +646,7 @@ class Agent:
         device = self._memory.state
         tasks = list(self._running.values())
         cpu_tasks = sum(each.prepared.task_class is TaskClass.CPU for each in tasks)
+        hold = self._hold.shown() or self._room.shown()
         if device.devices:
             claimed_mb = sum(each.prepared.slip.vram_mb for each in tasks)
             free_mb = device.budget_mb - claimed_mb
@@ -650,8 +663,8 @@ class Agent:
             tuple(self._active_task(job, each) for job, each in self._running.items()),
             self._completed,
             self._failed,
-            (*device.constraints, *([HELD] if self._hold else [])),
-            self._hold.shown(),
+            (*device.constraints, *([] if hold is None else [HELD])),
+            hold,
             self._options.cpu_slots,
             max(self._sandboxes, default=Sandbox.NONE, key=lambda each: each.strength).value,
             host_name(),

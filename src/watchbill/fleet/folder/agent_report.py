@@ -25,6 +25,7 @@ class HeldWhy(Enum):
 
     PERSON = "person"  # until a person lets it go on, also after a new start
     FAILURES = "failures"  # tasks failed on it that run elsewhere: for some time, in this life of the agent
+    DISK_FULL = "disk_full"  # a disk that its tasks need takes nothing more: until there is room
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,15 +33,18 @@ class OnHold:
     """An agent claims nothing."""
 
     why: HeldWhy
-    left_ms: int | None = None  # until it goes on by itself; None: until a person says so
+    left_ms: int | None = None  # until it goes on by itself; None: until something has changed
+    folder: str = ""  # on the disk that is full, as the agent's machine has it
 
     @classmethod
     def of(cls, fields: Fields) -> "OnHold":
-        is_for_failures = fields.text("why") == HeldWhy.FAILURES.value
-        return cls(HeldWhy.FAILURES if is_for_failures else HeldWhy.PERSON, fields.optional_whole("left_ms"))
+        word = fields.text("why")
+        why = next((each for each in HeldWhy if each.value == word), HeldWhy.PERSON)
+        return cls(why, fields.optional_whole("left_ms"), fields.text("folder"))
 
     def fields(self) -> dict[str, object]:
-        return {"why": self.why.value, "left_ms": self.left_ms}
+        folder = {"folder": self.folder} if self.folder else {}
+        return {"why": self.why.value, "left_ms": self.left_ms, **folder}
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,6 +35,7 @@ class End(Enum):
     NOT_RUNNABLE = "not_runnable"  # exit codes 126 and 127: this machine lacks something
     OUT_OF_MEMORY = "out_of_memory"
     TIMEOUT = "timeout"
+    DISK_FULL = "disk_full"  # of the agent, or the shared folder: it goes on when there is room
     MISSING_OUTPUT = "missing_output"  # exit code 0, and not everything is there that the task produces
     POOR = "poor"  # the coordinator's model scored the answer below 3 of 5
     ABORTED = "aborted"  # by a signal file

@@ -11,10 +11,12 @@ After an attempt, in this order:
                                                 without those in which it had not started
     3. soft stop (exit code 75)                 again at once; not counted
     4. not runnable here (126, 127)             once more, on another agent if there is one; then failed
-    5. out of memory                            counted; again with 1.5 x the memory, at most the largest budget
-    6. a poor answer                            counted; again at once, with what was wrong with it
-    7. anything else                            counted; again after 10 s, 60 s, 300 s, on another agent if there is one
-    8. no attempts left                         failed
+    5. a disk was full                          again after 10 s, 60 s, 300 s, on another agent if there is one; not
+                                                counted the first 20 times
+    6. out of memory                            counted; again with 1.5 x the memory, at most the largest budget
+    7. a poor answer                            counted; again at once, with what was wrong with it
+    8. anything else                            counted; again after 10 s, 60 s, 300 s, on another agent if there is one
+    9. no attempts left                         failed
 
 A command that a rule blocks, or that bash cannot parse, has failed at once, and so has a task that its values do not
 allow to run; a command that a rule asks about waits for a person.
@@ -74,7 +76,7 @@ def judge(
         task, state.attempt, result.agent, result.end, result.rc, result.tail,
         is_final=failures >= spec.attempts or _is_hopeless(state, result),
         is_counted=is_counted,
-        delay_ms=_delay_ms(result, failures),
+        delay_ms=_delay_ms(result, failures + (state.disk_full + 1) * (result.end is End.DISK_FULL)),
         vram_mb=_more_vram(vram_mb, crowd) if result.end is End.OUT_OF_MEMORY else vram_mb,
         avoid=_avoid(result) if has_other else (),
         ms=result.ms,
@@ -84,6 +86,8 @@ def judge(
 def _is_counted(state: TaskState, result: Result) -> bool:
     if result.end is End.SOFT_STOP:
         return state.soft_stops >= limits.SOFT_STOPS_MAX
+    if result.end is End.DISK_FULL:
+        return state.disk_full >= limits.DISK_FULL_MAX
     return result.end is not End.NOT_RUNNABLE
 
 
@@ -93,10 +97,10 @@ def _is_hopeless(state: TaskState, result: Result) -> bool:
     return is_nowhere_runnable or result.end in _HOPELESS
 
 
-def _delay_ms(result: Result, failures: int) -> int:
+def _delay_ms(result: Result, in_vain: int) -> int:
     if result.end in (End.SOFT_STOP, End.NOT_RUNNABLE, End.OUT_OF_MEMORY, End.POOR):
         return 0
-    return limits.BACK_OFF_MS[min(max(failures, 1), len(limits.BACK_OFF_MS)) - 1]
+    return limits.BACK_OFF_MS[min(max(in_vain, 1), len(limits.BACK_OFF_MS)) - 1]
 
 
 def _more_vram(vram_mb: int, crowd: Crowd) -> int:

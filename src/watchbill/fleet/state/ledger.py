@@ -102,6 +102,7 @@ class TaskState:
     losses: int = 0  # since a person last let it go on
     soft_stops: int = 0
     not_runnable: int = 0
+    disk_full: int = 0
     delay_ms: int = 0  # before the next attempt
     vram_mb: int = 0  # of the next attempt; 0: what the plan says
     avoid: tuple[str, ...] = ()
@@ -531,6 +532,7 @@ class Ledger:
         state.failures += entry.is_counted
         state.soft_stops += entry.end is End.SOFT_STOP
         state.not_runnable += entry.end is End.NOT_RUNNABLE
+        state.disk_full += entry.end is End.DISK_FULL
         state.delay_ms, state.vram_mb, state.avoid = entry.delay_ms, entry.vram_mb, entry.avoid
         state.agent, state.end, state.rc, state.tail = entry.agent, entry.end, entry.rc, entry.tail
         state.at_ms, state.ms = entry.at_ms, entry.ms

@@ -1,0 +1,125 @@
+"""Tasks that find a disk full: that of their agent, or one that only the task knows. No failure of theirs."""
+
+import asyncio
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from support.eventually import eventually
+from support.fleet_rig import FleetRig, quicken, running_agent
+from support.small_disk import free_up, leave_blocks, small_disks
+from watchbill.cli.plan_views import told_hold
+from watchbill.fleet import limits
+from watchbill.fleet.agent.loop import AgentOptions
+from watchbill.fleet.folder.agent_report import HeldWhy, OnHold
+from watchbill.fleet.folder.heartbeat import read_heartbeat
+from watchbill.fleet.folder.results import End, Result
+from watchbill.fleet.folder.values import Fields
+from watchbill.fleet.matching.policy import Crowd, judge
+from watchbill.fleet.state.entries import Fail, Spec
+from watchbill.fleet.state.ledger import TaskState
+from watchbill.plans.graph import Node
+
+ONCE = "- **retries**: 0\n"
+SAYS_FULL = "### a\n- **command**: `echo 'cp: error writing x: No space left on device' >&2; exit 1`\n"
+
+
+@pytest.fixture
+def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FleetRig:
+    quicken(monkeypatch)
+    monkeypatch.setattr(limits, "BACK_OFF_MS", (50, 50, 50))
+    return FleetRig(tmp_path / "shared")
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
+    with small_disks(tmp_path) as mount:
+        yield mount
+
+
+def results_of(rig: FleetRig) -> int:
+    rig.turn()
+    return len(rig.results("cpu-1"))
+
+
+def hold_of(rig: FleetRig) -> OnHold | None:
+    beat = read_heartbeat(rig.disk, "cpu-1")
+    return None if beat is None else beat.report.hold
+
+
+async def test_a_task_waits_for_room_on_the_disk_of_its_agent(
+    rig: FleetRig, small_disk: Callable[[str], Path]
+) -> None:
+    """FLEET-08: a full disk used up the attempts of every task; now the agent claims nothing until there is room."""
+    private = small_disk("size=1m")
+    rig.submit("b1", f"### a\n- **command**: `echo '{{}}' > \"$WATCHBILL_RESULT\"; echo done`\n{ONCE}")
+    async with running_agent(AgentOptions("cpu-1", rig.root, private, cpu_slots=2)):
+        await eventually(lambda: read_heartbeat(rig.disk, "cpu-1") is not None)
+        leave_blocks(private, 0)
+        await eventually(lambda: results_of(rig) > 0 and hold_of(rig) is not None)
+        assert hold_of(rig) == OnHold(HeldWhy.DISK_FULL, folder=str(private))
+        attempts = len(rig.results("cpu-1"))
+        for _ in range(20):  # many cycles, and no further attempt
+            rig.turn()
+            await asyncio.sleep(limits.AGENT_INTERNAL_MS / 1000)
+        assert len(rig.results("cpu-1")) <= attempts + 1
+        free_up(private)
+        await eventually(rig.turn)
+        await eventually(lambda: hold_of(rig) is None)
+    assert rig.entries("b1", "ended")[0]["outcome"] == "complete"
+    assert {entry["end"] for entry in rig.entries("b1", "fail")} == {"disk_full"}
+    assert not any(entry["is_counted"] for entry in rig.entries("b1", "fail"))
+
+
+async def test_a_task_that_finds_another_disk_full_comes_again(
+    rig: FleetRig, small_disk: Callable[[str], Path]
+) -> None:
+    """FLEET-08: the agent does not know this disk and is not held; the task goes on when there is room."""
+    data = small_disk("size=1m")
+    leave_blocks(data, 0)
+    os.chmod(data, 0o777)
+    rig.submit(
+        "b1",
+        f"### a\n- **command**: `head -c 300000 /dev/zero > {data}/out`\n- **produces**: {data}/out\n{ONCE}",
+    )
+    async with running_agent(AgentOptions("cpu-1", rig.root, rig.root.parent / "private", cpu_slots=2)):
+        await eventually(lambda: results_of(rig) >= 2)
+        assert hold_of(rig) is None
+        free_up(data)
+        await eventually(rig.turn)
+    assert rig.entries("b1", "ended")[0]["outcome"] == "complete"
+
+
+async def test_a_task_that_always_finds_a_disk_full_fails_in_the_end(
+    rig: FleetRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """FLEET-08: it may be the one that fills the disk, and frees it when it ends."""
+    monkeypatch.setattr(limits, "DISK_FULL_MAX", 3)
+    rig.submit("b1", SAYS_FULL + "- **retries**: 1\n")
+    async with running_agent(AgentOptions("cpu-1", rig.root, rig.root.parent / "private", cpu_slots=2)):
+        await eventually(rig.turn)
+    assert [entry["is_counted"] for entry in rig.entries("b1", "fail")] == [False, False, False, True, True]
+    assert rig.entries("b1", "ended")[0]["outcome"] == "failed"
+
+
+def test_the_waits_grow_and_another_agent_is_tried() -> None:
+    """FLEET-08: 10 s, 60 s, 300 s, without a failure that counts."""
+    result, state = Result("n", "a", 1, End.DISK_FULL), TaskState(attempt=1)
+    delays: list[int] = []
+    for full in range(4):
+        entry = judge("t", replace(state, disk_full=full), Spec(Node("t")), result, Crowd(), has_other=True)
+        assert isinstance(entry, Fail)
+        assert not entry.is_counted and not entry.is_final and entry.avoid == ("a",)
+        delays.append(entry.delay_ms)
+    assert delays == [10_000, 60_000, 300_000, 300_000]
+
+
+def test_people_are_told_which_disk_is_full() -> None:
+    hold = OnHold(HeldWhy.DISK_FULL, folder="/var/lib/x")
+    assert OnHold.of(Fields(hold.fields())) == hold
+    assert told_hold(Path("/mnt"), "cpu-1", hold) == (
+        "cpu-1 is held: the disk of /var/lib/x on its machine is full; it goes on when there is room"
+    )
