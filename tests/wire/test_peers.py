@@ -1,15 +1,18 @@
 """Peers: two machines on loopback ports; one has its requests served by the other, under leases."""
 
 import asyncio
+import contextlib
 import json
 import socket
-from collections.abc import AsyncIterator
+import ssl
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from support.certificates import Authority, write_certificate
 from support.config_texts import SMALL_MODEL
 from support.eventually import eventually
 from support.open_gateway import GatewayClient
@@ -19,6 +22,7 @@ from watchbill.catalog import Catalog
 from watchbill.config import parse
 from watchbill.core import leases
 from watchbill.engines import limits
+from watchbill.engines.dial import _trust  # pyright: ignore[reportPrivateUsage]
 from watchbill.runtime.driver import Driver
 from wire.engine_contract import within
 
@@ -326,3 +330,83 @@ async def test_a_peer_beside_a_tier_costs_nothing(tmp_path: Path) -> None:
         assert answer.status == 200, answer.body
         assert answer.headers["x-watchbill-tier"] == "peer"
         assert "x-watchbill-cost" not in answer.headers
+
+
+# ------------------------------------------------------------------ TLS
+
+
+@asynccontextmanager
+async def in_front(port: int, certificate: Path | None) -> AsyncIterator[int]:
+    """A port that leads to another one, over TLS if it has a certificate: what a proxy does for the machine that
+    lends."""
+    context = None
+    if certificate is not None:
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        context.load_cert_chain(certificate)
+
+    async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError):
+            while piece := await reader.read(65_536):
+                writer.write(piece)
+                await writer.drain()
+        writer.close()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        behind, ahead = await asyncio.open_connection("127.0.0.1", port)
+        await asyncio.gather(pump(reader, ahead), pump(behind, writer))
+
+    server = await asyncio.start_server(serve, "localhost", 0, ssl=context, family=socket.AF_INET)
+    async with server:
+        yield server.sockets[0].getsockname()[1]
+
+
+@pytest.fixture
+def authority(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Authority]:
+    """A private authority that this machine trusts."""
+    authority = Authority(tmp_path)
+    monkeypatch.setenv("SSL_CERT_FILE", str(authority.path))
+    _trust.cache_clear()
+    yield authority
+    _trust.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        (None, ""),
+        ("name", "certificate is refused: Hostname mismatch, certificate is not valid for 'localhost'"),
+        ("expired", "certificate is refused: certificate has expired"),
+        ("self-signed", "self-signed certificate; a private authority is trusted when SSL_CERT_FILE names"),
+        ("plain", "does its url need http:// in place of https://?"),
+    ],
+)
+async def test_a_peer_behind_tls_is_asked_only_if_it_is_trusted(
+    tmp_path: Path, authority: Authority, wrong: str | None, told: str
+) -> None:
+    """RES-23, P3: a certificate does not mend itself, so no caller waits for that until its patience ends."""
+    certificates = {
+        None: authority.issue(),
+        "name": authority.issue("elsewhere.example"),
+        "expired": authority.issue(expired_days=1),
+        "self-signed": write_certificate(tmp_path / "own.pem"),
+        "plain": None,
+    }
+    async with (
+        machine(tmp_path / "rig", rig_config()) as (rig, there),
+        in_front(rig.serving.port, certificates[wrong]) as port,
+    ):
+        text = f"""
+{SMALL_MODEL}[peers.rig]
+url = "https://localhost:{port}"
+key = "env:HOME_SHOWS"
+models = ["big"]
+"""
+        here = parse(text, base=Path("/srv"), environment=KEYS)
+        async with machine(tmp_path / "home", here) as (home, _):
+            answer = await within(10, home.ask("/v1/chat/completions", BODY | {"model": "big"}))
+            if wrong is None:
+                assert (answer.status, answer.headers["x-watchbill-tier"]) == (200, "peer"), answer.body
+            else:
+                assert (answer.status, answer.code) == (503, "model_failed"), answer.body
+                assert told in answer.json["error"]["message"]  # type: ignore[index, call-overload, operator]
+                assert there.status()["leases"] == {}

@@ -66,16 +66,24 @@ class UpstreamFailed(EngineFailed):
     """The engine did not give a whole answer.
 
     `received` says whether any byte of an answer came: without one the request may be sent again. `refused` says that
-    no program listens at the address; a program that is stopped, or behind a broken network, still may.
+    no program listens at the address; a program that is stopped, or behind a broken network, still may. `distrusted`
+    says that TLS failed for a reason that waiting does not mend: a certificate, or a port without TLS.
     """
 
     def __init__(
-        self, kind: FailureKind, message: str, *, received: bool = False, refused: bool = False
+        self,
+        kind: FailureKind,
+        message: str,
+        *,
+        received: bool = False,
+        refused: bool = False,
+        distrusted: bool = False,
     ) -> None:
         super().__init__(message)
         self.kind = kind
         self.received = received
         self.refused = refused
+        self.distrusted = distrusted
 
     @property
     def is_unheard(self) -> bool:

@@ -24,6 +24,10 @@ __all__ = ["Address", "dial", "dial_streams"]
 
 _Protocol = TypeVar("_Protocol", bound=asyncio.BaseProtocol)
 
+#: OpenSSL numbers why it does not trust a certificate: it is its own authority, or its authority is not known here.
+_UNKNOWN_AUTHORITY = frozenset({18, 19, 20, 21})
+#: What a port without TLS answers looks like.
+_NO_TLS = frozenset({"WRONG_VERSION_NUMBER", "HTTP_REQUEST", "RECORD_LAYER_FAILURE"})
 #: This machine has no way to such an address. It says nothing about a program that may listen there.
 _NO_WAY = frozenset({errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT, errno.ENETUNREACH})
 
@@ -64,8 +68,16 @@ async def _dialled(
     except TimeoutError:
         raise UpstreamFailed(FailureKind.TIMEOUT, "the engine does not accept connections") from None
     except ssl.SSLCertVerificationError as error:
-        text = f"the engine's certificate is refused: {error.verify_message}"
-        raise UpstreamFailed(FailureKind.CONNECT, text) from None
+        text = f"the engine's certificate is refused: {error.verify_message.rstrip('.')}"
+        if error.verify_code in _UNKNOWN_AUTHORITY:
+            text += "; a private authority is trusted when SSL_CERT_FILE names its certificate"
+        raise UpstreamFailed(FailureKind.CONNECT, text, distrusted=True) from None
+    except ssl.SSLError as error:
+        # The other side closed in the middle: a tunnel does that for a machine that is away.
+        is_over = isinstance(error, ssl.SSLEOFError | ssl.SSLZeroReturnError)
+        hint = "; does its url need http:// in place of https://?" if error.reason in _NO_TLS else ""
+        text = f"the engine cannot be reached over TLS: {_reason(error)}{hint}"
+        raise UpstreamFailed(FailureKind.CONNECT, text, distrusted=not is_over) from None
     except OSError as error:
         # Every errno means the same to the caller: the engine is not there. The text says which it was.
         text = f"the engine cannot be reached: {_reason(error)}"

@@ -108,6 +108,9 @@ class PeerHost:
                 limit_bytes=limits.ERROR_BYTES_MAX,
             )
         except UpstreamFailed as failure:
+            if failure.distrusted:  # waiting does not mend a certificate
+                text = f"the peer {self._name} is not trusted: {failure}"
+                raise LoadError(text, hopeless=True) from failure
             raise LoadError(
                 f"the peer {self._name} does not answer: {failure}", blame=Blame.HOST
             ) from failure
