@@ -14,16 +14,17 @@ from typing import Annotated
 
 from cyclopts import App, Parameter
 
-from watchbill.cli.facts import look_at
+from watchbill.cli.facts import look_at, with_named_variables
 from watchbill.cli.options import CONFIG_DEFAULT, Where
 from watchbill.cli.terminal import Terminal, plain
 from watchbill.config import Finding, Loaded, examine, find_config, read
+from watchbill.config.file import read_config
 from watchbill.config.reference import reference, schema
 from watchbill.config.show import entries, show
 from watchbill.config.starter import SMOLLM2, starter
 from watchbill.errors import ConfigError, Problem
 from watchbill.files.atomic import create_file, replace_file
-from watchbill.root import find_root
+from watchbill.root import Root, find_root
 from watchbill.toml import spell_key
 
 __all__ = ["app", "write_config"]
@@ -79,9 +80,13 @@ def check(config: _Config = None, *, json: _Json = False, where: Where = _DEFAUL
     terminal = Terminal(quiet=where.quiet)
     try:
         root = find_root(where.root)
-        loaded = read(find_config(config, root), root=root.path)
+        file = find_config(config, root)
     except ConfigError as error:
-        return _refuse(error, terminal, json=json)
+        return _refuse(error, [], terminal, json=json)
+    try:
+        loaded = read(file, root=root.path)
+    except ConfigError as error:
+        return _refuse(error, _found_beside(file, root), terminal, json=json)
     findings = examine(loaded, look_at(loaded, root))
     is_right = not any(finding.is_grave for finding in findings)
     if json:
@@ -124,23 +129,41 @@ def show_reference() -> int:
     return 0
 
 
-def _refuse(error: ConfigError, terminal: Terminal, *, json: bool) -> int:
+def _found_beside(file: Path | None, root: Root) -> list[Finding]:
+    """What this machine says against a config of which only variables are not set; nothing where more is wrong."""
+    try:
+        named = with_named_variables("" if file is None else read_config(file))
+        loaded = read(file, root=root.path, environment=named)
+    except ConfigError:
+        return []
+    return examine(loaded, look_at(loaded, root))
+
+
+def _refuse(error: ConfigError, findings: list[Finding], terminal: Terminal, *, json: bool) -> int:
     if json:
         problems = error.problems or (Problem("", None, "", str(error)),)
-        terminal.show(
-            jsonlib.dumps({"ok": False, "errors": [each._asdict() for each in problems], "findings": []})
-        )
+        told = {
+            "ok": False,
+            "errors": [each._asdict() for each in problems],
+            "findings": [_as_fields(each) for each in findings],
+        }
+        terminal.show(jsonlib.dumps(told))
     else:
         _complain(str(error))
+        _tell_findings(findings, terminal)
     return WRONG
 
 
-def _tell(loaded: Loaded, findings: list[Finding], terminal: Terminal, *, is_right: bool) -> None:
+def _tell_findings(findings: list[Finding], terminal: Terminal) -> None:
     for finding in findings:
         if finding.is_grave:
             _complain(str(finding.problem))
         else:
             terminal.note(f"{plain(finding.problem)} (worth a look)")
+
+
+def _tell(loaded: Loaded, findings: list[Finding], terminal: Terminal, *, is_right: bool) -> None:
+    _tell_findings(findings, terminal)
     if is_right:
         catalog = loaded.catalog
         parts = {"model": catalog.models, "lane": catalog.lanes, "device": catalog.devices}

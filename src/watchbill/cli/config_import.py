@@ -1,7 +1,6 @@
 """`config import`: the config of another program, rewritten as a watchbill.toml. Needs no daemon."""
 
 import os
-import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import Annotated, cast
 
 from cyclopts import App, Parameter
 
+from watchbill.cli.facts import look_at, with_named_variables
 from watchbill.cli.limits import IMPORT_BYTES_MAX, IMPORT_ROUNDS_MAX, IMPORT_VALUES_MAX
 from watchbill.cli.options import Where
 from watchbill.cli.terminal import Terminal, plain
@@ -138,7 +138,11 @@ def _settled(draft: Draft, root: Root) -> str:
         text = draft.text()
         try:
             read_text(
-                text, base=Path.cwd(), origin="the new file", environment=_environment(text), root=root.path
+                text,
+                base=Path.cwd(),
+                origin="the new file",
+                environment=with_named_variables(text),
+                root=root.path,
             )
         except ConfigError as error:
             refused = {each.line: each for each in error.problems if each.line is not None}
@@ -159,21 +163,16 @@ def _settled(draft: Draft, root: Root) -> str:
 
 def _wanting(text: str, output: str, root: Root) -> list[Problem]:
     """What `config check` says against the new file on this machine: a person has to fill it in."""
-    from watchbill.cli.facts import look_at
-
     file = None if output == "-" else Path(output).absolute()
     base = Path.cwd() if file is None else file.parent
+    unset: list[Problem] = []
     try:
-        loaded = read_text(text, base=base, origin=output, environment=os.environ, file=file, root=root.path)
+        read_text(text, base=base, origin=output, environment=os.environ, file=file, root=root.path)
     except ConfigError as error:  # variables that are not set in this shell
-        return list(error.problems)
-    return [finding.problem for finding in examine(loaded, look_at(loaded, root)) if finding.is_grave]
-
-
-def _environment(text: str) -> dict[str, str]:
-    """The environment with every variable that the file names: keys are checked when the daemon starts."""
-    named = re.findall(r'"env:(\w+)"', text)
-    return {name: f"not-set-while-importing-{name}" for name in named} | dict(os.environ)
+        unset += error.problems
+    environment = with_named_variables(text)
+    loaded = read_text(text, base=base, origin=output, environment=environment, file=file, root=root.path)
+    return unset + [finding.problem for finding in examine(loaded, look_at(loaded, root)) if finding.is_grave]
 
 
 # ------------------------------------------------------------------ YAML

@@ -1,6 +1,8 @@
 """What can be learned about a config without loading any model: files, programs and sizes of models, and which engines
 answer."""
 
+import os
+import re
 import stat
 import threading
 import time
@@ -29,7 +31,14 @@ from watchbill.runtime.found import Shelf
 from watchbill.runtime.spools import schema_of, signer_of, verifier_of
 from watchbill.units import Bytes
 
-__all__ = ["look_at", "silent_engines"]
+__all__ = ["look_at", "silent_engines", "with_named_variables"]
+
+
+def with_named_variables(text: str) -> dict[str, str]:
+    """The environment, with a value for each variable that a config names and this shell does not have: the rest of the
+    config can be checked without them."""
+    named = re.findall(r"\benv:(\w+)", text)
+    return {name: f"not-set-in-this-shell-{name}" for name in named} | dict(os.environ)
 
 
 def look_at(loaded: Loaded, root: Root) -> MachineFacts:

@@ -55,3 +55,18 @@ def test_an_error_without_a_place_in_a_file_is_told_as_json_too(alone):
     told = json.loads(alone("config", "check", "--json", "--root", "~nobody-of-this-name/x").stdout)
     assert told["ok"] is False
     assert "nobody-of-this-name" in told["errors"][0]["text"]
+
+
+def test_a_variable_that_is_not_set_hides_no_other_finding(alone):
+    """Issue 19: all errors at once; a key's variable is often set for the daemon alone."""
+    (alone.home / "watchbill.toml").write_text(
+        '[server]\nkeys = { me = { key = "env:NOT_SET_HERE" } }\n'
+        '[models.a]\nengine = "process"\ncommand = "no-such-program --port ${PORT}"\n'
+    )
+    checked = alone("config", "check")
+    assert checked.returncode == 2
+    assert "'NOT_SET_HERE' is not set" in checked.stderr
+    assert "there is no program no-such-program" in checked.stderr
+    told = json.loads(alone("config", "check", "--json").stdout)
+    assert [each["key"] for each in told["errors"]] == ["server.keys.me.key"]
+    assert [each["key"] for each in told["findings"] if each["grave"]] == ["models.a.command"]

@@ -217,6 +217,16 @@ def test_a_model_that_stays_needs_no_word_on_its_preload(importing):
     assert "preload b" in done.stderr and "preload a" not in done.stderr
 
 
+def test_a_variable_that_is_not_set_hides_no_program_that_is_missing(importing):
+    """Issue 19: everything that a person must fill in, at once."""
+    (importing.home / "config.yaml").write_text(
+        "apiKeys: ['${env.NOT_SET_HERE}']\nmodels: {a: {cmd: 'no-such-program ${PORT}'}}\n"
+    )
+    done = importing("config", "import", "llama-swap", str(importing.home / "config.yaml"))
+    assert done.returncode == 0
+    assert "'NOT_SET_HERE' is not set" in done.stderr and "no program no-such-program" in done.stderr
+
+
 def test_without_an_ollama_nothing_is_written(importing):
     refused = importing("config", "import", "ollama")
     assert refused.returncode == 2 and "no models of an Ollama are here" in refused.stderr
