@@ -386,6 +386,43 @@ def test_the_file_of_a_foreach_is_looked_at_before_the_start(
     assert not [note for note in read_plan(plan).findings.notes if named[:5] in note.text]
 
 
+@pytest.mark.parametrize("case", [each for each in WRONG_FILES if ":" not in each[0]])
+def test_the_file_that_an_input_names_is_looked_at_too(
+    case: tuple[str, dict[str, str], str, int, str, str], tmp_path: Path
+) -> None:
+    """PLAN-03: a default may be replaced, and makes a note; the inputs of a submission are certain."""
+    named, files, place, line, says, hint = case
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    (tmp_path / "good.json").write_text('[{"name": "x", "nam": "y", "id": "z", "a": {"b": 1}}]')
+    plan = tmp_path / "plan.md"
+    tasks = f"### a\n- command: `echo {place}`\n- foreach: {{FILE}}\n"
+    plan.write_text(f"# P\n## Tasks\n{tasks}## Inputs\n- `FILE` (default: {named})\n")
+    found = read_plan(plan)
+    (note,) = [each for each in found.findings.notes if says in each.text]
+    assert found.is_right and note.line == line and note.text.endswith("unless FILE is set"), note
+    for given in ({}, {"FILE": named}):
+        (error,) = read_plan(plan, given=given).findings.errors
+        assert error.line == line and says in error.text and hint in error.hint, error
+    for good in ("good.json", str(tmp_path / "good.json")):
+        assert read_plan(plan, given={"FILE": good}).is_right
+    (error,) = read_plan(plan, given={"FILE": "/no/such.csv"}).findings.errors
+    assert "such.csv is not there" in error.text
+
+
+@pytest.mark.timeout(10)
+@pytest.mark.parametrize("value", ["pipe", "a\0b", "../x.csv", "~/x.csv", "", "/", "folder"])
+def test_an_input_that_names_no_file_hangs_and_breaks_nothing(value: str, tmp_path: Path) -> None:
+    """R53: whatever --set says, the plan is checked or refused."""
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "folder").mkdir()
+    plan = tmp_path / "plan.md"
+    plan.write_text(
+        "# P\n## Inputs\n- `FILE`\n## Tasks\n### a\n- command: `echo {ITEM}`\n- foreach: {FILE}\n"
+    )
+    assert len(read_plan(plan, given={"FILE": value}).findings.errors) <= 1
+
+
 @pytest.mark.parametrize(
     ("file", "text", "items"),
     [

@@ -55,9 +55,9 @@ def draw_plan(plan: str, *, root: Path | None, quiet: bool) -> int:
     return 0
 
 
-def read_with_bash(file: Path) -> Checked:
-    """Read and check a plan, and have bash parse its commands."""
-    return read_plan(file, BashSyntax(parse_only))
+def read_with_bash(file: Path, given: Mapping[str, str] | None = None) -> Checked:
+    """Read and check a plan, with the inputs that are set where that is known, and have bash parse its commands."""
+    return read_plan(file, BashSyntax(parse_only), given)
 
 
 def find_plan(named: str, root: Path | None, environment: Mapping[str, str] = os.environ) -> Path:

@@ -63,8 +63,8 @@ def submit_plan(submission: Submission, *, dry_run: bool, json: bool, root: Path
     """`plan submit`. Nothing is written for a plan that cannot be run."""
     folder, terminal = find_fleet(root), Terminal(quiet=quiet)
     file = find_plan(submission.plan, folder)
-    checked = read_with_bash(file)
     given = read_inputs(submission.pairs, submission.inputs)
+    checked = read_with_bash(file, given)
     agents = Agents.joined(FolderDisk(folder))
     settled = settle_inputs(checked.plan, given) if checked.is_right else {}
     if checked.is_right:

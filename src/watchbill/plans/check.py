@@ -5,8 +5,9 @@ dependencies that do not exist or run in a circle, placeholders that nothing fil
 one, commands that bash cannot parse, scripts that are not there.
 """
 
+import os
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from watchbill.plans.command import Command
 from watchbill.plans.document import read_document
 from watchbill.plans.fields import read_task
 from watchbill.plans.findings import Findings, shown
-from watchbill.plans.foreach import ContentOf, check_manifests
+from watchbill.plans.foreach import ContentOf, InputValues, check_manifests
 from watchbill.plans.inputs import BUILT_INS, Input
 from watchbill.plans.placeholders import ITEM, Placeholder, places_in
 from watchbill.plans.syntax import BashSyntax, Mistake, Unchecked
@@ -85,9 +86,10 @@ def check(
     exists: Exists | None = None,
     syntax: BashSyntax | None = None,
     content_of: ContentOf | None = None,
+    given: Mapping[str, str] | None = None,
 ) -> Checked:
     """Reads and checks a plan. Without `exists` no file is looked for, without `syntax` bash is not asked, without
-    `content_of` no manifest is read."""
+    `content_of` no manifest is read, without `given` it is not known which inputs will be set."""
     findings = Findings()
     document = read_document(text, findings)
     tasks = with_names(tuple(read_task(each, findings) for each in document.tasks))
@@ -104,14 +106,24 @@ def check(
     if exists is not None:
         _files(plan, exists, findings)
     if content_of is not None:
+        defaults = {each.name: each.default for each in plan.inputs if each.default is not None}
+        inputs = InputValues({}, defaults) if given is None else InputValues({**defaults, **given})
         check_manifests(
-            plan.tasks, lambda task: places_of(task, plan.commands.get(task.name)), content_of, findings
+            plan.tasks,
+            lambda task: places_of(task, plan.commands.get(task.name)),
+            content_of,
+            findings,
+            inputs,
         )
     return Checked(plan, findings)
 
 
-def read_plan(path: Path, syntax: BashSyntax | None = None) -> Checked:
-    """Reads and checks the plan.md at this path; scripts are looked for beside it. Raises OSError."""
+def read_plan(
+    path: Path, syntax: BashSyntax | None = None, given: Mapping[str, str] | None = None
+) -> Checked:
+    """Reads and checks the plan.md at this path; scripts are looked for beside it. Raises OSError.
+
+    `given`: the inputs that are set, where that is known."""
     with path.open("rb") as opened:
         content = opened.read(limits.PLAN_FILE_BYTES_MAX + 1)
     if len(content) > limits.PLAN_FILE_BYTES_MAX:
@@ -121,7 +133,7 @@ def read_plan(path: Path, syntax: BashSyntax | None = None) -> Checked:
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
         return _unreadable(line, f"byte {content[error.start]:#04x} is not UTF-8", "save the file as UTF-8")
-    return check(text, files_below(path.parent), syntax, contents_below(path.parent))
+    return check(text, files_below(path.parent), syntax, contents_below(path.parent), given)
 
 
 def files_below(folder: Path) -> Exists:
@@ -137,16 +149,23 @@ def files_below(folder: Path) -> Exists:
 
 
 def contents_below(folder: Path) -> ContentOf:
-    """Reads the beginning of files below the folder, of some bytes. It raises OSError; so do paths that lead out."""
+    """Reads the beginning of files below the folder, of some bytes, and of those with an absolute path. It raises
+    OSError; so do other paths that lead out."""
 
-    def content_of(relative: str, bytes_max: int) -> bytes:
+    def content_of(path: str, bytes_max: int) -> bytes:
         try:
-            with inside(folder, relative).open("rb") as opened:
+            file = Path(path) if path.startswith("/") else inside(folder, path)
+            with open(file, "rb", opener=_without_waiting) as opened:
                 return opened.read(bytes_max)
         except NameRefused as error:
             raise FileNotFoundError(str(error)) from None
 
     return content_of
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    """Open a file, and a pipe without waiting for its writer."""
+    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def _unreadable(line: int, text: str, hint: str) -> Checked:

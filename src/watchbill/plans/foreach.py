@@ -1,25 +1,28 @@
 """Foreach before the start: whether the file of a foreach has the items that its tasks use (PLAN-03, PLAN-04).
 
-Only a file in the plan's folder that no task of the plan writes can be read before anything runs. Where the task waits
-for others, one of them may still write the file without a word of it in the plan: then a mistake is a note, no error.
+Only a file that no task of the plan writes can be read before anything runs: one in the plan's folder, or the one that
+an input names. Where the task waits for others, one of them may still write the file without a word of it in the plan,
+and a default counts only unless the input is set: then a mistake is a note, no error.
 """
 
 import errno
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from watchbill.errors import OursError
 from watchbill.plans import limits
 from watchbill.plans.expand import Item, items_at, values_of
 from watchbill.plans.findings import Findings, shown
+from watchbill.plans.inputs import BUILT_INS
 from watchbill.plans.named_files import Made
-from watchbill.plans.placeholders import Placeholder
+from watchbill.plans.placeholders import Placeholder, fill, places_in
 from watchbill.plans.task import Place, Task
 from watchbill.suggest import nearest
 
-__all__ = ["ContentOf", "check_manifests"]
+__all__ = ["ContentOf", "InputValues", "check_manifests"]
 
-#: The first bytes of a file of the plan's folder, by its path in it. Raises OSError.
+#: The first bytes of a file, by its path in the plan's folder or by an absolute one. Raises OSError.
 ContentOf = Callable[[str, int], bytes]
 #: The placeholders of a task with their lines.
 PlacesOf = Callable[[Task], Iterable[tuple[int, Placeholder]]]
@@ -28,26 +31,78 @@ _PLAN_PATH = "{PLAN_PATH}/"
 _NOT_THERE = frozenset({errno.ENOENT, errno.ENOTDIR})
 
 
+@dataclass(frozen=True, slots=True)
+class InputValues:
+    """The inputs as far as they are known: those that were given, and defaults that may still be replaced."""
+
+    given: Mapping[str, str] = field(default_factory=dict[str, str])
+    defaults: Mapping[str, str] = field(default_factory=dict[str, str])
+
+    def of(self, name: str) -> str | None:
+        """The value of an input; None where it is not known."""
+        return self.given.get(name, self.defaults.get(name))
+
+
+@dataclass(frozen=True, slots=True)
+class _Looked:
+    """A foreach whose file is looked at, and why a mistake in it may still go away."""
+
+    task: Task
+    place: Place
+    unless: str = ""  # the input whose default names the file
+
+    @property
+    def doubt(self) -> str:
+        """In words; "" where a mistake is certain."""
+        if self.unless:
+            return f"unless {self.unless} is set"
+        return "as it is now" if self.task.depends_on else ""
+
+
 def check_manifests(
-    tasks: Sequence[Task], places_of: PlacesOf, content_of: ContentOf, findings: Findings
+    tasks: Sequence[Task],
+    places_of: PlacesOf,
+    content_of: ContentOf,
+    findings: Findings,
+    inputs: InputValues | None = None,
 ) -> None:
     """Look at the file of each foreach, as far as it is known now."""
+    values = inputs or InputValues()
     looping = [task for task in tasks if task.foreach is not None]
-    made = Made(tasks, lambda place: "." if place.name == "PLAN_PATH" else None) if looping else ()
+    made = (
+        Made(tasks, lambda place: "." if place.name == "PLAN_PATH" else values.of(place.name))
+        if looping
+        else ()
+    )
     read: dict[Place, list[Item] | None] = {}
     for task in looping:
-        place = _in_folder(task, findings)
-        if place is None or place.file in made:
+        looked = _by_input(task, values) or _in_folder(task, findings)
+        if looked is None or looked.place.file in made:
             continue
-        if place not in read:
-            read[place] = _items(task, place, content_of, findings)
-        items = read[place]
+        if looked.place not in read:
+            read[looked.place] = _items(looked, content_of, findings)
+        items = read[looked.place]
         if items is not None:
-            _check_fields(task, items, place, places_of(task), findings)
+            _check_fields(looked, items, places_of(task), findings)
 
 
-def _in_folder(task: Task, findings: Findings) -> Place | None:
-    """The place of a foreach in the plan's folder; None for another one, with a note where it cannot be there."""
+def _by_input(task: Task, values: InputValues) -> _Looked | None:
+    """The foreach whose file an input names; None for another one, and for a file that is not known now."""
+    assert task.foreach is not None
+    text = task.foreach.file.removeprefix(_PLAN_PATH)
+    names = [place.name for _, place in places_in(text)]
+    known = {name: value for name in names if (value := values.of(name)) is not None}
+    if not names or len(known) < len(set(names)) or any(name in BUILT_INS for name in names):
+        return None
+    file = fill(text, lambda place: known[place.name]).removeprefix("./")
+    if not file or "\0" in file or file.startswith("~") or ".." in file.split("/"):
+        return None
+    unless = next((name for name in names if name not in values.given), "")
+    return _Looked(task, Place(file, task.foreach.path), unless)
+
+
+def _in_folder(task: Task, findings: Findings) -> _Looked | None:
+    """The foreach whose file is in the plan's folder; None for another one, with a note where it cannot be there."""
     assert task.foreach is not None
     file = task.foreach.file.removeprefix(_PLAN_PATH).removeprefix("./")
     if "{BATCH_" in file and not task.depends_on:
@@ -56,28 +111,37 @@ def _in_folder(task: Task, findings: Findings) -> Place | None:
             task.line_of("foreach"), f"{says}, and {shown(task.name)} waits for no task that writes it"
         )
     is_elsewhere = "{" in file or file.startswith(("/", "~")) or ".." in file.split("/")
-    return None if is_elsewhere else Place(file, task.foreach.path)
+    return None if is_elsewhere else _Looked(task, Place(file, task.foreach.path))
 
 
-def _items(task: Task, place: Place, content_of: ContentOf, findings: Findings) -> list[Item] | None:
+def _items(looked: _Looked, content_of: ContentOf, findings: Findings) -> list[Item] | None:
+    task, place = looked.task, looked.place
     bytes_max = limits.PLAN_MANIFEST_CHECKED_BYTES_MAX
     try:
         content = content_of(place.file, bytes_max + 1)
         return None if len(content) > bytes_max else items_at(content, place)
     except OursError as error:
-        _say(task, task.line_of("foreach"), error.what, error.hint, findings)
+        _say(looked, task.line_of("foreach"), error.what, error.hint, findings)
     except OSError as error:
         if error.errno in _NOT_THERE or error.errno is None:
-            _say_missing(task, place, findings)
+            _say_missing(looked, findings)
         else:
             why = f"{shown(place.file)} cannot be read: {error.strerror}"
-            _say(task, task.line_of("foreach"), why, "foreach takes a file", findings)
+            _say(looked, task.line_of("foreach"), why, "foreach takes a file", findings)
     return None
 
 
-def _say_missing(task: Task, place: Place, findings: Findings) -> None:
-    says = f"{shown(place.file)} is not in the plan's folder"
-    if task.depends_on:
+def _say_missing(looked: _Looked, findings: Findings) -> None:
+    task, place = looked.task, looked.place
+    says = f"{shown(place.file)} is not " + (
+        "there" if place.file.startswith("/") else "in the plan's folder"
+    )
+    if looked.unless:
+        hint = f"add the file, or correct the default of {looked.unless}"
+        findings.note(
+            task.line_of("foreach"), f"{says}, and {shown(task.name)} reads it {looked.doubt}", hint
+        )
+    elif task.depends_on:
         findings.note(
             task.line_of("foreach"),
             f"{says} yet",
@@ -89,16 +153,16 @@ def _say_missing(task: Task, place: Place, findings: Findings) -> None:
 
 
 def _check_fields(
-    task: Task, items: list[Item], place: Place, places: Iterable[tuple[int, Placeholder]], findings: Findings
+    looked: _Looked, items: list[Item], places: Iterable[tuple[int, Placeholder]], findings: Findings
 ) -> None:
     """Look whether the items have the fields that the task uses; the first item without one is named."""
     used = {each: line for line, each in reversed(list(places)) if each.is_item and each.fields}
     for wanted, line in used.items():
         for number, item in enumerate(itertools.islice(items, limits.PLAN_ITEMS_CHECKED_MAX), start=1):
             try:
-                values_of(item, str, where=f"item {number} of {shown(str(place))}")(wanted)
+                values_of(item, str, where=f"item {number} of {shown(str(looked.place))}")(wanted)
             except OursError as error:
-                _say(task, line, error.what, _nearest_field(wanted, item), findings)
+                _say(looked, line, error.what, _nearest_field(wanted, item), findings)
                 break
 
 
@@ -110,8 +174,8 @@ def _nearest_field(wanted: Placeholder, item: Item) -> str:
     return "name a field that every item has" if names else "write {ITEM} for the item itself"
 
 
-def _say(task: Task, line: int, text: str, hint: str, findings: Findings) -> None:
-    if task.depends_on:
-        findings.note(line, f"{text}, as it is now", hint)
+def _say(looked: _Looked, line: int, text: str, hint: str, findings: Findings) -> None:
+    if looked.doubt:
+        findings.note(line, f"{text}, {looked.doubt}", hint)
     else:
         findings.wrong(line, text, hint)
