@@ -1,6 +1,7 @@
 """llama-swap's addresses of logs, over a real socket."""
 
 import asyncio
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import httpx
@@ -21,6 +22,14 @@ def log_of(opened: OpenGateway, model: str) -> Path:
     path = engine_log(opened.gateway.driver.root, model)
     path.parent.mkdir(exist_ok=True)
     return path
+
+
+async def until(answer: httpx.Response, text: str) -> AsyncIterator[str]:
+    """The lines up to the one with this text."""
+    async for line in answer.aiter_lines():
+        yield line
+        if text in line:
+            return
 
 
 async def test_logs_are_the_ends_of_all_logs_as_plain_text() -> None:
@@ -72,9 +81,8 @@ async def test_the_proxys_log_is_the_journal() -> None:
             "/v1/chat/completions", {"model": "a", "messages": [{"role": "user", "content": "hi"}]}
         )
         async with client.stream("GET", "/logs/stream/proxy") as answer, asyncio.timeout(PATIENCE_S):
-            async for line in answer.aiter_lines():
-                if "| loaded | a |" in line:
-                    break
+            told = [line async for line in until(answer, "| loaded | a |")]
+            assert "| load | a |" in "\n".join(told)
 
 
 async def test_logs_are_for_operators() -> None:
