@@ -334,6 +334,31 @@ async def test_a_busy_tier_is_closed_for_as_long_as_it_says(tmp_path: Path) -> N
         await eventually(lambda: told_of(driver)["spent_today"] == 0)
 
 
+@pytest.mark.parametrize(
+    ("headers", "seconds"),
+    [
+        ({"Retry_After": "9999999"}, 3_600),
+        ({"Retry_After": "9" * 400}, 3_600),
+        (
+            {"Date": "Wed, 21 Oct 2015 07:28:00 GMT", "Retry_After": "Wed, 21 Oct 2015 07:30:05 GMT"},
+            125,
+        ),
+        ({"Retry_After": "Wed, 21 Oct 2015 07:30:05 GMT"}, 1),
+        ({"Retry_After": "soon"}, 5),
+        ({"Retry_After": "0"}, 1),
+        ({"Retry_After": "-3"}, 5),
+    ],
+)
+async def test_every_way_to_name_a_time(tmp_path: Path, headers: dict[str, str], seconds: int) -> None:
+    """P3: within bounds, and by the server's own clock."""
+    async with (
+        peer_listening(refusing(429, **headers)) as peer,
+        opened(tmp_path, cloud(peer)) as (client, _),
+    ):
+        answer = await ask(client, "far")
+        assert seconds - 1 <= int(answer.headers["retry-after"]) <= seconds, answer.headers
+
+
 async def test_a_busy_tier_that_names_no_time_is_asked_again_soon(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

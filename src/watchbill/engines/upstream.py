@@ -18,6 +18,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
 from functools import lru_cache
 
 from watchbill import __version__
@@ -53,8 +54,9 @@ __all__ = [
 
 #: What an answer may say that is not compressed.
 _UNCOMPRESSED = frozenset({b"", b"identity"})
-#: Digits of a wait in seconds that is believed.
-_RETRY_DIGITS_MAX = 6
+#: The longest wait that an engine may ask for, and the digits of one that is read.
+_RETRY_S_MAX = 86_400
+_RETRY_DIGITS_MAX = 18
 _IS_JSON = b"Content-Type: application/json\r\n"
 _DEFAULT_PORTS = {False: 80, True: 443}  # by whether it is TLS
 
@@ -171,9 +173,9 @@ class Call:
 
     @property
     def retry_after_ms(self) -> int | None:
-        """When the engine wants to be asked again, if it says so in seconds."""
-        told = b"" if self._connection is None else self._connection.headers.get(b"retry-after", b"")
-        return int(told) * 1000 if told.isdigit() and len(told) < _RETRY_DIGITS_MAX else None
+        """When the engine wants to be asked again, if it says so."""
+        headers = {} if self._connection is None else self._connection.headers
+        return _wait_ms(headers.get(b"retry-after", b""), headers.get(b"date", b""))
 
     def _send_at_once(self) -> None:
         """Sends the request if there is a kept connection; else `news` opens one."""
@@ -430,6 +432,21 @@ def _checked(lines: str, count: int) -> bytes:
     """Paths and headers are ours, never a client's; a line break in one would be a second request."""
     assert lines.count("\r") == lines.count("\n") == count
     return lines.encode("latin-1")
+
+
+def _wait_ms(told: bytes, date: bytes) -> int | None:
+    """A Retry-After: seconds, or the time of a day, which counts from the date of the same answer: clocks differ."""
+    if told.isdigit():
+        seconds = int(told) if len(told) <= _RETRY_DIGITS_MAX else _RETRY_S_MAX
+        return min(seconds, _RETRY_S_MAX) * 1000
+    if not told:
+        return None
+    try:
+        until = parsedate_to_datetime(told.decode("ascii")).timestamp()
+        since = parsedate_to_datetime(date.decode("ascii")).timestamp() if date else time.time()
+    except (ValueError, TypeError, OverflowError):
+        return None
+    return round(min(max(until - since, 0.0), _RETRY_S_MAX) * 1000)
 
 
 @lru_cache(maxsize=UPSTREAM_MEMORY_MAX)
