@@ -6,7 +6,7 @@ import json
 import socket
 import ssl
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -330,6 +330,36 @@ async def test_a_peer_beside_a_tier_costs_nothing(tmp_path: Path) -> None:
         assert answer.status == 200, answer.body
         assert answer.headers["x-watchbill-tier"] == "peer"
         assert "x-watchbill-cost" not in answer.headers
+
+
+async def test_a_begun_answer_is_not_finished_by_a_server_that_would_begin_anew(tmp_path: Path) -> None:
+    """RES-23, R30: the words of an external tier were put behind those of the peer, as if they were one answer."""
+    config = rig_config("4s", 64)
+    async with peer_listening(stream_of(sse(*chat_events("something else")))) as cloud:
+        tier = f"""
+[tiers.cloud]
+kind = "external"
+enabled = true
+url = "http://127.0.0.1:{cloud.port}/v1"
+models = ["big"]
+price_in = 1.0
+price_out = 1.0
+daily = 1.0
+"""
+        async with AsyncExitStack() as stack:
+            far = await stack.enter_async_context(machine(tmp_path / "rig", config))
+            home, _ = await stack.enter_async_context(
+                machine(tmp_path / "home", home_config(far[0].serving.port, tier))
+            )
+            body = BODY | {"model": "big", "stream": True}
+            patience = {"X-Watchbill-Deadline-Ms": "3000"}
+            asking = asyncio.create_task(home.ask("/v1/chat/completions", body, headers=patience))
+            await eventually(lambda: any(r["state"] == "running" for r in far[1].requests()))
+            await asyncio.sleep(1.0)  # some of the answer's words
+            await far[0].serving.close(grace_ms=100)
+            answer = await within(40, asking)
+            assert b"One " in answer.body and b"something" not in answer.body, answer.body
+            assert b'"error"' in answer.body and cloud.asked == []
 
 
 # ------------------------------------------------------------------ TLS

@@ -353,6 +353,8 @@ class Relay(AbstractContextManager["Relay", None]):
                 start = self.ticket.start
                 if start is None or start.attempt == self._failed_attempt or self._must_reserve(start):
                     return None
+                if self._would_begin_anew(start):
+                    return self._poll()
                 call = self._begin(start)
             status = self.status
             if not status:
@@ -400,6 +402,19 @@ class Relay(AbstractContextManager["Relay", None]):
         if not is_refused and not (is_passed and self.ticket.can_leave_site):
             return False
         self._return_turn(start.site, is_fault=said is Said.FAILED)
+        return True
+
+    def _would_begin_anew(self, start: Start) -> bool:
+        """Whether the server of a site would not continue the answer that another one had begun: the turn goes back,
+        for a site that does. Raises EngineFailed without one: halves of two different answers are no answer."""
+        resume = self.resume
+        if resume is None or start.site is None or start.endpoint.continues or not resume.is_begun_chat:
+            return False
+        if not self.ticket.can_leave_site:
+            raise EngineFailed(
+                f"the answer had begun elsewhere, and the tier {start.site} does not continue answers"
+            )
+        self._return_turn(start.site)
         return True
 
     def _changed(self) -> Awaitable[object]:

@@ -119,6 +119,11 @@ class Resumption:
     # ------------------------------------------------------------------ what the engine says
 
     @property
+    def is_begun_chat(self) -> bool:
+        """Whether there are words of a chat's answer, which only some servers continue: others begin it anew."""
+        return self._is_chat and bool(self._parts)
+
+    @property
     def tokens(self) -> int:
         """How many tokens the answer has so far, also those of earlier parts."""
         return self._tokens
