@@ -674,3 +674,12 @@ def test_a_dependency_keeps_the_line_it_was_written_on() -> None:
     text = plan_of("### b\n- command: ls\n### a\n- command: ls\n- **depends_on**:\n  - b\n  - c")
     assert right(text.replace("  - c", ""))["a"].depends_on == (Dependency("b", line_of(text, "  - b")),)
     assert only_error(text).line == line_of(text, "  - c")
+
+
+@pytest.mark.parametrize("key", ["requires", "produces"])
+@pytest.mark.parametrize("path", ["~/out.txt", "$HOME/out.txt", "${OUT}/x"])
+def test_a_path_that_only_a_shell_could_read_is_refused(key: str, path: str) -> None:
+    """PLAN-02: nothing expands it, so that its task failed at every attempt, and the check had found nothing."""
+    plan = f"# p\n## Tasks\n### t\n- **command**: `echo x`\n- **{key}**: here.txt, {path}\n"
+    (error,) = [each for each in check(plan).findings.errors if "only a shell" in each.text]
+    assert error.line == 5 and path in error.text and "{PLAN_PATH}" in error.hint

@@ -528,7 +528,15 @@ class _Fields:
         return [each for each in cleaned if each.text.lower() not in _NOTHING]
 
     def _paths(self, key: str) -> tuple[Text, ...]:
-        return tuple(self._list(key))
+        found = tuple(self._list(key))
+        for line, text in found:
+            if text.startswith(("~", "$")):
+                self._wrong(
+                    line,
+                    f"{shown(text)} in {key} is no path: only a shell knows what it stands for",
+                    "write it in full, or below {PLAN_PATH}",
+                )
+        return found
 
     def _dependencies(self) -> tuple[Dependency, ...]:
         found: dict[tuple[str, bool], Dependency] = {}
