@@ -40,8 +40,10 @@ def far_daemon(folder: Path, config: str) -> Path:
 
 
 def far_pid(far: Path) -> int | None:
-    file = far / "root" / "run" / "daemon.json"
-    return json.loads(file.read_text())["pid"] if file.exists() else None
+    try:
+        return json.loads((far / "root" / "run" / "daemon.json").read_text())["pid"]
+    except FileNotFoundError:  # it is not there yet, or has just ended
+        return None
 
 
 def test_a_second_daemon_is_started_and_stopped_by_the_commands_and_killed_in_between(place: Place) -> None:
