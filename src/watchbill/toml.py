@@ -328,6 +328,10 @@ def spell_value(value: object) -> str:
         return '"' + "".join(_ESCAPES.get(letter) or _escape(letter) for letter in value) + '"'
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(spell_value, cast('list[object]', value)))}]"
+    if isinstance(value, Mapping):
+        pairs = cast("Mapping[str, object]", value).items()
+        inside = ", ".join(f"{spell_key((key,))} = {spell_value(each)}" for key, each in pairs)
+        return f"{{ {inside} }}" if inside else "{}"
     return str(value)
 
 

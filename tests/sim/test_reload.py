@@ -7,7 +7,7 @@ from typing import Any, cast
 import pytest
 
 from support.worlds import ModelOf, WorldOf
-from watchbill.catalog import BackgroundTask, Catalog, EngineRules, Lane, Model, Tier, WorkClass
+from watchbill.catalog import BackgroundTask, Catalog, EngineRules, Lane, Model, RequestRules, Tier, WorkClass
 from watchbill.config.models import ModelTable
 from watchbill.core import messages as m
 from watchbill.core.reconfigure import EFFECTS, SEEN_BY, Effect, effect_of
@@ -165,6 +165,7 @@ def changed(model: Model) -> dict[str, Model]:
         "writes_here": False, "private": True, "where": Tier.BURST, "site": "box", "copy_of": "B",
         "is_placed": False,
         "abilities": frozenset({"tools"}),
+        "requests": RequestRules({"seed": 1}),
     }  # fmt: skip
     return {name: replace(model, **{name: value}) for name, value in other.items()}  # type: ignore[arg-type]
 
@@ -175,6 +176,7 @@ FIELDS_OF = {
     "sleep": ("sleep_ms",),
     "load_timeout": ("load_timeout_ms",),
     "tier": ("family_rank",),
+    **dict.fromkeys(("set_fields", "drop_fields", "set_fields_by_name"), ("requests",)),
 }
 
 

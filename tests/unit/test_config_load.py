@@ -135,6 +135,9 @@ env = { A = "b" }
 arguments = ["--flash-attn", "on"]
 quota = "6GB"
 private = true
+set_fields = { dimensions = 64 }
+drop_fields = ["user"]
+set_fields_by_name = { b = { user = "b" } }
 background = { command = "last-op" }
 [models.other]
 abilities = ["tools", "thinking"]
@@ -216,6 +219,7 @@ webhook = "http://127.0.0.1:9999/"
         threads=2, mmap=True, embedding=True, prompt_cache=gibibyte, load_timeout_ms=90_000, health="/up",
         probe="embed", env={"A": "b"}, arguments=("--flash-attn", "on"),
         quota=6 * gigabyte, background=catalog.BackgroundTask(command="last-op"),
+        requests=catalog.RequestRules({"dimensions": 64}, frozenset({"user"}), {"b": {"user": "b"}}),
         private=True,
     )  # fmt: skip
     assert found.models["other"] == catalog.Model(
@@ -271,6 +275,7 @@ def test_no_field_of_the_catalog_was_forgotten() -> None:
     renamed = {"work_class": "class", "share": "budget", "idle_ms": "idle", "load_timeout_ms": "load_timeout",
                "max_wait_ms": "max_wait", "timeout_ms": "timeout", "every_ms": "every", "max_ms": "max",
                "window_ms": "window", "sleep_ms": "sleep", "silence_ms": "silence", "family_rank": "tier",
+                   "requests": "set_fields",
                "name": ""}  # fmt: skip
     for record in (catalog.Device, catalog.EngineRules, catalog.Model, catalog.Lane, catalog.PolicyRules,
                    catalog.ApiKey, catalog.Server, catalog.JournalRules, catalog.AlertRules,

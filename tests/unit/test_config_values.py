@@ -66,6 +66,13 @@ MATRIX = [
     (MODEL + "n-gpu-layers = 99", "3: models.a.n-gpu-layers: is not a key that Watchbill knows; models go to a card "
      'where one has room; write devices = ["gpu:0"] to choose one'),
     (MODEL + 'aliases = [\n "b",\n 3]', "5: models.a.aliases[1]: must be a text, not 3"),
+    (MODEL + "set_fields = { stream = true }",
+     "3: models.a.set_fields.stream: stream is for the caller to say; remove it"),
+    (MODEL + "set_fields = { seed = 1979-05-27 }",
+     "3: models.a.set_fields: 'seed' cannot be written as JSON; use texts, numbers, switches, lists, tables"),
+    (MODEL + 'drop_fields = ["model"]', "3: models.a.drop_fields[0]: model is for the caller to say; remove it"),
+    (MODEL + 'set_fields_by_name = { "a:high" = { top_k = 1 } }',
+     "3: models.a.set_fields_by_name.\"a:high\": a:high is no name of this model; add it: aliases = [\"a:high\"]"),
     (MODEL + "priority = true", "3: models.a.priority: must be a whole number, not true; write priority = 3"),
     (MODEL + "env = { A = 1 }", "3: models.a.env.A: must be a text, not 1"),
     ("[models.a]\nengine = 1979-05-27", '2: models.a.engine: must be a text, not a date; write engine = "llamacpp"'),

@@ -90,7 +90,7 @@ def spell(value: object, writer: Callable[[int], str] | None = None) -> str:
     """A value as TOML; a writer spells the whole numbers in it."""
     if writer and isinstance(value, int) and not isinstance(value, bool):
         return spell_value(writer(value))
-    if isinstance(value, dict):
+    if writer and isinstance(value, dict):
         pairs = cast("dict[str, object]", value).items()
         inside = ", ".join(f"{spell_key((name,))} = {spell(each, writer)}" for name, each in pairs)
         return f"{{ {inside} }}" if inside else "{}"

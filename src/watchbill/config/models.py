@@ -4,6 +4,7 @@ Which keys a model may have depends on the driver of its engine (`engines`). Siz
 them they are predicted and measured.
 """
 
+import math
 import os
 import re
 from collections.abc import Collection, Iterator, Mapping, Set
@@ -124,6 +125,42 @@ def _mask_secrets(variables: object) -> object:
     return {name: HIDDEN if _SECRET.search(name) else text for name, text in given.items()}
 
 
+#: Fields that decide how a request is read and answered here.
+_OURS = frozenset({"model", "stream", "stream_options", "n", "messages", "prompt", "input"})
+
+
+def _check_field_name(name: str) -> str:
+    if name in _OURS:
+        raise refused(f"{name} is for the caller to say", "remove it")
+    return name
+
+
+def _check_fields(fields: dict[str, object]) -> dict[str, object]:
+    for name, value in fields.items():
+        if not _is_json(value):
+            raise refused(
+                f"{quoted(name)} cannot be written as JSON",
+                "use texts, numbers, switches, lists, tables",
+            )
+    return fields
+
+
+def _is_json(value: object) -> bool:
+    match value:
+        case str() | bool() | int():
+            return True
+        case float():
+            return math.isfinite(value)
+        case list():
+            return all(map(_is_json, cast("list[object]", value)))
+        case dict():
+            return all(map(_is_json, cast("dict[str, object]", value).values()))
+        case _:
+            return False
+
+
+FieldName = Annotated[str, AfterValidator(_check_field_name)]
+RequestFields = Annotated[dict[FieldName, object], AfterValidator(_check_fields)]
 Memory = Annotated[
     Bytes | dict[str, Bytes],
     BeforeValidator(_read_memory),
@@ -286,6 +323,20 @@ class ModelTable(Table):
     )
     private: bool = Field(
         default=False, description="Requests for it are private: they are never sent to an external tier."
+    )
+    set_fields: RequestFields = Field(
+        default={},
+        description="Fields of every request for it, whatever its caller sends. An Ollama that is asked in its own "
+        "protocol gets its requests as they are.",
+        examples=[{"temperature": 0.6}],
+    )
+    drop_fields: tuple[FieldName, ...] = Field(
+        default=(), strict=False, description="Fields that its engine never gets.", examples=[["top_k"]]
+    )
+    set_fields_by_name: dict[ModelName, RequestFields] = Field(
+        default={},
+        description="Further fields for callers that use one of its aliases, or its own name.",
+        examples=[{"big:high": {"reasoning_effort": "high"}}],
     )
     url: Url | None = Field(
         default=None, description="Where its systemd unit answers.", examples=["http://127.0.0.1:9101"]
@@ -474,6 +525,9 @@ def _check_names(draft: Draft, models: Mapping[str, ModelTable]) -> Iterator[Wro
                 yield path, f"{alias} is already an alias of {owners[plain]}", "remove one of them"
             else:
                 owners[plain] = name
+        for used in sorted(set(table.set_fields_by_name) - {name, *table.aliases}):
+            path = ("models", name, "set_fields_by_name", used)
+            yield path, f"{used} is no name of this model", f'add it: aliases = ["{used}"]'
 
 
 def _check_family_ranks(draft: Draft, models: Mapping[str, ModelTable]) -> Iterator[Wrong]:
@@ -546,6 +600,16 @@ def build_model(
         unit=table.unit,
         image=table.image,
         private=table.private,
+        requests=_requests(table),
+    )
+
+
+def _requests(table: ModelTable) -> catalog.RequestRules | None:
+    if not (table.set_fields or table.drop_fields or table.set_fields_by_name):
+        return None
+    by_name = {name: MappingProxyType(fields) for name, fields in table.set_fields_by_name.items()}
+    return catalog.RequestRules(
+        MappingProxyType(table.set_fields), frozenset(table.drop_fields), MappingProxyType(by_name)
     )
 
 

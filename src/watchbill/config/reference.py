@@ -75,5 +75,5 @@ def _kind_of(kind: object, marks: list[object]) -> str:
     if origin is tuple:
         return f"list of {_kind_of(inside[0], [])}s"
     if origin is dict:
-        return "table of texts"
+        return "table of texts" if _kind_of(inside[1], []) == "text" and inside[1] is not object else "table"
     return _NAMES.get(getattr(kind, "__name__", ""), "text")

@@ -202,6 +202,7 @@ EFFECTS: Mapping[str, Effect] = {
     "asleep": Effect.AT_ONCE,
     "quota": Effect.AT_ONCE,
     "private": Effect.AT_ONCE,
+    "requests": Effect.AT_ONCE,
     "abilities": Effect.AT_ONCE,
     "where": Effect.RESTART,
     "site": Effect.RESTART,

@@ -338,6 +338,8 @@ class JsonSender(msgspec.Struct, frozen=True):
                 {**cast("dict[str, object]", options), **_COUNTED} if isinstance(options, dict) else _COUNTED
             )
             content = {**content, "stream": True, "stream_options": counted}
+        if start.rules is not None:
+            content = start.rules.applied(content, self.body.get("model"))
         return Outgoing(start.endpoint, "POST", self.path, encode(content))
 
 

@@ -572,8 +572,11 @@ class Driver:
         self._tally.started(request.lane, waited, ticket.forecast_ms, spec.where)
         endpoint, tier, site = warm.endpoint, spec.where, spec.site
         ticket.begin(
-            Start(action.model, endpoint, action.attempt, waited, loaded, action.companions, tier, site), now
-        )
+            Start(
+                action.model, endpoint, action.attempt, waited, loaded, action.companions, tier, site, spec.requests
+            ),
+            now,
+        )  # fmt: skip
 
     def _load_share(self, model: str, arrived_at: int) -> int:
         """The part of a wait since `arrived_at` that was this model's own load."""

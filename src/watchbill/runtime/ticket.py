@@ -23,7 +23,7 @@ from typing import Protocol
 
 import msgspec
 
-from watchbill.catalog import Reach, Tier
+from watchbill.catalog import Reach, RequestRules, Tier
 from watchbill.core.messages import (
     CutKind,
     Ended,
@@ -114,6 +114,7 @@ class Start(msgspec.Struct, frozen=True, gc=False):
     companions: tuple[str, ...] = ()  # the models that are warm beside it
     tier: Tier = Tier.LOCAL
     site: str | None = None  # the tier of the config that serves it; None: this machine
+    rules: RequestRules | None = None  # what is changed in its body
 
 
 class Driver(Protocol):

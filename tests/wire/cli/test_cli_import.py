@@ -51,7 +51,7 @@ def test_every_config_becomes_one_that_passes_its_check(importing, file):
 #: Each key of odd.yaml that cannot be carried over, and the words by which it is named.
 ODD = (
     "nightMode", "12", "thisKeyIsOdd", "ten minutes", "with space", "NOVALUE", "unlisted", "capabilities",
-    "stripParams", "somethingNew", "peers.nowhere", "peers.twice.weight", "hooks.on_startup.run", "hooks.on_stop",
+    "somethingNew", "peers.nowhere", "peers.twice.weight", "hooks.on_startup.run", "hooks.on_stop",
     "groups.g.swap",
     "groups.g.priority", "My Model (Q4)", "load_timeout", "health", "concurrency", "alias 'My-Model-Q4'",
 )  # fmt: skip
@@ -153,8 +153,12 @@ def test_what_has_no_counterpart_is_a_comment_and_a_note(importing):
     thinker = made["models"]["thinker"]
     assert thinker["aliases"] == ["gpt-oss", "thinker:high", "thinker:low"]
     assert thinker["abilities"] == ["tools", "vision"]
-    for word in ("filters.stripParams", "filters.setParams", "filters.setParamsByID", "unlisted"):
-        assert f"# No counterpart: {word}" in text
+    assert "# No counterpart: unlisted" in text and "# No counterpart: filters" not in text
+    assert thinker["drop_fields"] == ["temperature", "top_p"]
+    assert thinker["set_fields"] == {"temperature": 0.6, "chat_template_kwargs": {"enable_thinking": True}}
+    assert thinker["set_fields_by_name"] == {
+        "thinker:high": {"reasoning_effort": "high"}, "thinker:low": {"reasoning_effort": "low"},
+    }  # fmt: skip
     made, text = imported(importing, "keys-peers-hooks")
     assert made["server"]["keys"] == {
         "key1": {"key": "sk-plain-key-of-a-person"}, "key2": {"key": "env:SWAP_KEY"},

@@ -1,8 +1,5 @@
 """A config in the making: tables with their values, and the comments that explain them. Does no I/O."""
 
-from collections.abc import Mapping
-from typing import cast
-
 from watchbill.toml import KeyPath, spell_key, spell_value
 
 __all__ = ["Draft", "Section"]
@@ -26,7 +23,7 @@ class Section:
 
     def set(self, key: str, value: object, why: str = "") -> None:
         """Adds a value, with a comment behind it."""
-        told = f"{spell_key((key,))} = {_spelled(value)}"
+        told = f"{spell_key((key,))} = {spell_value(value)}"
         self.lines.append(f"{told}  # {_one_line(why)}" if why else told)
 
     def leave_out(self, place: int, why: str) -> None:
@@ -82,13 +79,6 @@ class Draft:
         """The file."""
         blocks = [self._head, *(section.text() for section in self._sections.values())]
         return "\n\n".join("\n".join(block) for block in blocks) + "\n"
-
-
-def _spelled(value: object) -> str:
-    if isinstance(value, Mapping):
-        items = cast("Mapping[str, object]", value).items()
-        return "{ " + ", ".join(f"{spell_key((key,))} = {_spelled(each)}" for key, each in items) + " }"
-    return spell_value(value)
 
 
 def _one_line(text: str) -> str:

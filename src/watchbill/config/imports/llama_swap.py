@@ -6,6 +6,7 @@
     matrix        the same, where it can be said with groups
     macros        filled in
     ttl           `idle`
+    filters       `drop_fields`, `set_fields`, `set_fields_by_name`
     apiKeys       [server] keys
     peers         [engines.NAME] of the driver `remote`, or [tiers.NAME] where they need a key
 
@@ -40,7 +41,6 @@ _PORT = "${PORT}"
 _PORT_OPTION = re.compile(r"(?<=\s)(--(?:listen-)?port[\s=]+)(\d+)(?=\s|$)")
 _LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1", "0.0.0.0"})
 
-_PASSED_ON = "Watchbill passes parameters on unchanged"
 #: Keys of a model that change nothing here, and why.
 _NEEDLESS = {
     "name": "names for display are not kept",
@@ -226,6 +226,33 @@ class _Import:
             aliases.append(alias)
         if aliases:
             section.set("aliases", aliases)
+        self._add_filters(table.table("filters"), macros, section, {name, *aliases})
+
+    def _add_filters(self, filters: Reading, macros: Macros, section: Section, names: set[str]) -> None:
+        """What is changed in the requests for a model."""
+        dropped = filters.text("stripParams") or filters.text("strip_params")
+        if words := [word for each in dropped.split(",") if (word := each.strip()) and word != "model"]:
+            section.set("drop_fields", words, "stripParams")
+        if fields := self._fields(filters.table("setParams"), macros, section):
+            section.set("set_fields", fields, "setParams")
+        by_name: dict[str, object] = {}
+        for key, table in filters.table("setParamsByID").tables().items():
+            alias = macros.fill(key).replace("${MODEL_ID}", str(section.path[-1]))
+            fields = self._fields(table, macros, section)
+            if alias in names and fields:
+                by_name[alias] = fields
+        if by_name:
+            section.set("set_fields_by_name", by_name, "setParamsByID")
+
+    def _fields(self, table: Reading, macros: Macros, section: Section) -> dict[str, object]:
+        found: dict[str, object] = {}
+        for key in table:
+            value = table.value(key)
+            if value is None:
+                self._lose(section, f"{key} of a filter", "null cannot be written in TOML")
+            else:
+                found[key] = macros.fill(value) if isinstance(value, str) else value
+        return found
 
     def _why_no_alias(self, alias: str) -> str:
         if _model_name(alias) != alias:
@@ -263,9 +290,6 @@ class _Import:
                 f"it was {upstream}; the program is asked for {section.path[-1]}: let it know that name "
                 "(vllm --served-model-name, llama-server --alias)",
             )
-        filters = table.table("filters")
-        for key in filters:
-            filters.drop(key, f"it was {filters.value(key)}; {_PASSED_ON}")
         for key, why in _NEEDLESS.items():
             table.drop(key, why)
         for path, why in table.rest().items():
