@@ -151,7 +151,7 @@ export async function showLog(name) {
 export function showHelp(views) {
   const keys = [
     ...views.map((view, n) => [String(n + 1), view.title]), ["/", "Search the journal"], ["t", "Dark, light, as the system says"],
-    ["k", "Type in a key"], ["← → ↑ ↓", "In the timeline: from stay to stay"], ["Esc", "Close a dialog"], ["?", "This list"],
+    ["k", "Type in a key"], ["← → ↑ ↓", "In the timeline: to the next or last stay in memory"], ["Esc", "Close a dialog"], ["?", "This list"],
   ];
   return open("Keyboard", (body) => body.append(el("dl", { class: "keys" }, keys.map(([name, what]) => [el("dt", {}, el("kbd", {}, name)), el("dd", {}, what)]))), "narrow");
 }
