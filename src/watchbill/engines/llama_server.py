@@ -16,6 +16,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
+#: llama.cpp writes its log in a thread of its own, and an exit would cut off the line that says why a load failed.
+LOG_S = 0.5
 EXIT_LOAD_FAILED = 1
 EXIT_USAGE = 2
 
@@ -184,6 +186,7 @@ def serve(params: Params) -> NoReturn:
     try:
         server = embedded().Server(params)  # returns when the model is loaded; the port is open before that
     except (RuntimeError, ValueError, OSError) as error:
+        time.sleep(LOG_S)
         print(f"llama_server: load failed: {error}", file=sys.stderr, flush=True)
         os._exit(EXIT_LOAD_FAILED)  # the C++ threads may not let an ordinary exit through
     # llama.cpp installs handlers of its own inside Server(): ours must come after it.
