@@ -139,6 +139,16 @@ class EngineRules:
 
 
 @dataclass(frozen=True, slots=True)
+class RequestRules:
+    """What is changed in the JSON body of every request for a model before its engine gets it."""
+
+    set: Mapping[str, object] = field(default_factory=lambda: MappingProxyType({}))
+    drop: frozenset[str] = frozenset()
+    # The name that the caller used -> what is set besides.
+    by_name: Mapping[str, Mapping[str, object]] = field(default_factory=lambda: MappingProxyType({}))
+
+
+@dataclass(frozen=True, slots=True)
 class Model:
     """Something that answers requests and occupies memory while resident."""
 
@@ -188,27 +198,11 @@ class Model:
     unit: str | None = None  # systemd: the unit's name; watchbill-MODEL.service otherwise
     image: str | None = None  # systemd: the container to run, for units that Watchbill writes
     private: bool = False  # requests for it never leave the operator's machines
-    requests: "RequestRules | None" = None  # None: they are passed on as they are
+    requests: RequestRules | None = None  # None: they are passed on as they are
     where: Tier = Tier.LOCAL
     site: str | None = None  # the tier of the config that serves it; None: this machine
     copy_of: str | None = None  # the model that it serves for, under the same name at its site
     is_placed: bool = True  # False: the config does not say where it goes, and a card with room may take it
-
-
-@dataclass(frozen=True, slots=True)
-class RequestRules:
-    """What is changed in the JSON body of every request for a model before its engine gets it."""
-
-    set: Mapping[str, object] = field(default_factory=lambda: MappingProxyType({}))
-    drop: frozenset[str] = frozenset()
-    # The name that the caller used -> what is set besides.
-    by_name: Mapping[str, Mapping[str, object]] = field(default_factory=lambda: MappingProxyType({}))
-
-    def applied(self, body: Mapping[str, object], asked_as: object) -> dict[str, object]:
-        """The body as the engine gets it, for a caller that asked for the model by this name."""
-        kept = {name: value for name, value in body.items() if name not in self.drop}
-        own = self.by_name.get(asked_as) if isinstance(asked_as, str) else None
-        return {**kept, **self.set, **(own or {})}
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -135,6 +135,17 @@ def cut_during(disk: Disk, root: Path, chance: random.Random, *, syncs: bool = T
     return [each for each in said if isinstance(each, list) and each != ["over"]]
 
 
+def cut_power_after(disk: Disk, work: Callable[[Say], None], word: str) -> None:
+    """Has a child work until it says this word, cuts the disk's power, and mounts it again."""
+    child = Child(work)
+    try:
+        assert child.first() == word
+        disk.shut_down()
+    finally:
+        child.kill()
+    disk.mount_again()
+
+
 def lost_of(root: Path, said: list[list[str]]) -> list[list[str]]:
     """What was acknowledged, and is not there any more."""
     reported, accepted = reported_in(root), {task for task, _, _ in accepted_in(root)}
@@ -183,13 +194,7 @@ def test_an_answer_that_an_agent_is_about_to_report_survives_a_power_cut(disk: D
         say("concluded")
         signal.pause()
 
-    child = Child(work)
-    try:
-        assert child.first() == "concluded"
-        disk.shut_down()
-    finally:
-        child.kill()
-    disk.mount_again()
+    cut_power_after(disk, work, "concluded")
     assert (folder / "tasks" / "say" / "a1" / "stdout").read_bytes() == b"words"
 
 
@@ -221,13 +226,7 @@ def test_what_a_complete_task_produced_survives_a_power_cut(disk: Disk, made: st
         say("sent")
         signal.pause()
 
-    child = Child(work)
-    try:
-        assert child.first() == "sent"
-        disk.shut_down()
-    finally:
-        child.kill()
-    disk.mount_again()
+    cut_power_after(disk, work, "sent")
     assert [path for path in wanted if (folder / path).read_text() != path] == []
 
 
@@ -277,13 +276,7 @@ def test_what_a_link_of_a_complete_task_leads_to_survives_a_power_cut(
         say("sent")
         signal.pause()
 
-    child = Child(work)
-    try:
-        assert child.first() == "sent"
-        disk.shut_down()
-    finally:
-        child.kill()
-    disk.mount_again()
+    cut_power_after(disk, work, "sent")
     assert (disk.path / "deep" / "made" / "new.txt").read_text() == "new"
 
 

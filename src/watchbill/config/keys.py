@@ -9,7 +9,7 @@ from typing import Annotated, Literal, NamedTuple, cast, get_args, get_origin
 from pydantic.fields import FieldInfo
 
 from watchbill.config.values import Masked, Table, Written
-from watchbill.toml import spell_key, spell_value
+from watchbill.toml import spell_value
 
 __all__ = ["Key", "choices_of", "keys_of", "spell", "tables_of"]
 
@@ -88,13 +88,15 @@ def choices_of(key: Key) -> list[str]:
 
 def spell(value: object, writer: Callable[[int], str] | None = None) -> str:
     """A value as TOML; a writer spells the whole numbers in it."""
-    if writer and isinstance(value, int) and not isinstance(value, bool):
-        return spell_value(writer(value))
-    if writer and isinstance(value, dict):
-        pairs = cast("dict[str, object]", value).items()
-        inside = ", ".join(f"{spell_key((name,))} = {spell(each, writer)}" for name, each in pairs)
-        return f"{{ {inside} }}" if inside else "{}"
-    return spell_value(value)
+    return spell_value(value if writer is None else _with_units(value, writer))
+
+
+def _with_units(value: object, writer: Callable[[int], str]) -> object:
+    if isinstance(value, int) and not isinstance(value, bool):
+        return writer(value)
+    if isinstance(value, dict):
+        return {name: _with_units(each, writer) for name, each in cast("dict[str, object]", value).items()}
+    return value
 
 
 def _kinds(field: FieldInfo) -> Iterator[object]:

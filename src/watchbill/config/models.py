@@ -4,7 +4,6 @@ Which keys a model may have depends on the driver of its engine (`engines`). Siz
 them they are predicted and measured.
 """
 
-import math
 import os
 import re
 from collections.abc import Collection, Iterator, Mapping, Set
@@ -29,6 +28,7 @@ from watchbill.config.engines import (
     no_driver,
 )
 from watchbill.config.keys import keys_of
+from watchbill.config.request_fields import FieldName, RequestFields, build_rules
 from watchbill.config.rotation import BackgroundTable, build_background, check_task
 from watchbill.config.values import (
     ENV_NAME,
@@ -125,42 +125,6 @@ def _mask_secrets(variables: object) -> object:
     return {name: HIDDEN if _SECRET.search(name) else text for name, text in given.items()}
 
 
-#: Fields that decide how a request is read and answered here.
-_OURS = frozenset({"model", "stream", "stream_options", "n", "messages", "prompt", "input"})
-
-
-def _check_field_name(name: str) -> str:
-    if name in _OURS:
-        raise refused(f"{name} is for the caller to say", "remove it")
-    return name
-
-
-def _check_fields(fields: dict[str, object]) -> dict[str, object]:
-    for name, value in fields.items():
-        if not _is_json(value):
-            raise refused(
-                f"{quoted(name)} cannot be written as JSON",
-                "use texts, numbers, switches, lists, tables",
-            )
-    return fields
-
-
-def _is_json(value: object) -> bool:
-    match value:
-        case str() | bool() | int():
-            return True
-        case float():
-            return math.isfinite(value)
-        case list():
-            return all(map(_is_json, cast("list[object]", value)))
-        case dict():
-            return all(map(_is_json, cast("dict[str, object]", value).values()))
-        case _:
-            return False
-
-
-FieldName = Annotated[str, AfterValidator(_check_field_name)]
-RequestFields = Annotated[dict[FieldName, object], AfterValidator(_check_fields)]
 Memory = Annotated[
     Bytes | dict[str, Bytes],
     BeforeValidator(_read_memory),
@@ -600,16 +564,7 @@ def build_model(
         unit=table.unit,
         image=table.image,
         private=table.private,
-        requests=_requests(table),
-    )
-
-
-def _requests(table: ModelTable) -> catalog.RequestRules | None:
-    if not (table.set_fields or table.drop_fields or table.set_fields_by_name):
-        return None
-    by_name = {name: MappingProxyType(fields) for name, fields in table.set_fields_by_name.items()}
-    return catalog.RequestRules(
-        MappingProxyType(table.set_fields), frozenset(table.drop_fields), MappingProxyType(by_name)
+        requests=build_rules(table.set_fields, table.drop_fields, table.set_fields_by_name),
     )
 
 

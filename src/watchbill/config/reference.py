@@ -12,7 +12,7 @@ from watchbill.units import spell_bytes
 
 __all__ = ["reference", "schema"]
 
-_NAMES = {"str": "text", "int": "whole number", "float": "number", "bool": "true or false"}
+_NAMES = {"str": "text", "int": "whole number", "float": "number", "bool": "true or false", "object": "value"}
 
 
 def reference() -> str:
@@ -75,5 +75,5 @@ def _kind_of(kind: object, marks: list[object]) -> str:
     if origin is tuple:
         return f"list of {_kind_of(inside[0], [])}s"
     if origin is dict:
-        return "table of texts" if _kind_of(inside[1], []) == "text" and inside[1] is not object else "table"
+        return "table of texts" if _kind_of(inside[1], []) == "text" else "table"
     return _NAMES.get(getattr(kind, "__name__", ""), "text")

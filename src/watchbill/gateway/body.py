@@ -19,7 +19,7 @@ from typing import Protocol, cast
 
 import msgspec
 
-from watchbill.catalog import ApiKey, Server
+from watchbill.catalog import ApiKey, RequestRules, Server
 from watchbill.decodable import collector_paused, has_long_number, json_decoder
 from watchbill.engines.connection import Outgoing
 from watchbill.errors import (
@@ -339,8 +339,15 @@ class JsonSender(msgspec.Struct, frozen=True):
             )
             content = {**content, "stream": True, "stream_options": counted}
         if start.rules is not None:
-            content = start.rules.applied(content, self.body.get("model"))
+            content = _changed(content, start.rules, self.body.get("model"))
         return Outgoing(start.endpoint, "POST", self.path, encode(content))
+
+
+def _changed(content: dict[str, object], rules: RequestRules, asked_as: object) -> dict[str, object]:
+    """A body as the rules of a model have it, for a caller that asked for the model by this name."""
+    kept = {name: value for name, value in content.items() if name not in rules.drop}
+    own = rules.by_name.get(asked_as) if isinstance(asked_as, str) else None
+    return {**kept, **rules.set, **(own or {})}
 
 
 def _may_repeat_a_key(body: bytes | bytearray, found: dict[str, object]) -> bool:

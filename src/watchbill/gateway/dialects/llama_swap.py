@@ -19,7 +19,7 @@ from watchbill.gateway.request_context import RequestContext
 from watchbill.gateway.services import Services
 from watchbill.runtime.ticket import Start
 
-__all__ = ["LlamaSwapApi"]
+__all__ = ["LlamaSwapApi", "to_page"]
 
 #: A model's stage in llama-swap's words; any other is not listed.
 _STATES = {
@@ -55,7 +55,7 @@ class LlamaSwapApi:
         for name, model in services.driver.catalog.offered.items():
             if services.driver.resident(name) is not None:
                 services.unloading.begin(model, context.key)
-        return Response(b"OK", {"Content-Type": "text/plain; charset=utf-8"}, lines=context.lines())
+        return _ok(context)
 
     async def unload_one(self, context: RequestContext) -> Response:
         """POST /api/models/unload/NAME: this model leaves, if it may."""
@@ -63,11 +63,11 @@ class LlamaSwapApi:
         model = services.driver.catalog.model_called(context.request.match["name"])
         if services.driver.resident(model.name) is not None:
             services.unloading.begin(model, context.key)
-        return Response(b"OK", {"Content-Type": "text/plain; charset=utf-8"}, lines=context.lines())
+        return _ok(context)
 
     async def ui(self, context: RequestContext) -> Response:
         """GET /ui: where llama-swap has its page."""
-        return Response(b"", {"Location": "/"}, 302, lines=context.lines())
+        return to_page(context)
 
     async def upstream(self, context: RequestContext) -> Answer:
         """Any method at /upstream/NAME/...: the engine's own address."""
@@ -104,6 +104,15 @@ class LlamaSwapApi:
             if catalog.find_model(name) is not None:
                 return name, "/" + "/".join(parts[count:])
         return unquote(parts[0]), "/" + "/".join(parts[1:])  # the scheduler says that it is unknown
+
+
+def to_page(context: RequestContext) -> Response:
+    """Sends a browser to the page."""
+    return Response(b"", {"Location": "/"}, 302, lines=context.lines())
+
+
+def _ok(context: RequestContext) -> Response:
+    return Response(b"OK", {"Content-Type": "text/plain; charset=utf-8"}, lines=context.lines())
 
 
 def _check_below(path: str) -> None:

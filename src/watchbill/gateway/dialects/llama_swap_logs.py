@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from watchbill.gateway.audience import Audience
+from watchbill.gateway.dialects.llama_swap import to_page
 from watchbill.gateway.http.messages import Answer, Response, Stream
 from watchbill.gateway.limits import (
     LOG_FOLLOW_INTERVAL_MS,
@@ -44,7 +45,7 @@ class LlamaSwapLogs:
     async def logs(self, context: RequestContext) -> Response:
         """GET /logs: the end of every log. A browser is sent to the page, which shows them better."""
         if "text/html" in context.request.headers.get("accept", ""):
-            return Response(b"", {"Location": "/"}, 302, lines=context.lines())
+            return to_page(context)
         text = await asyncio.to_thread(FollowedLogs(self._chosen("")).begin)
         return Response(text, _TEXT, lines=context.lines())
 

@@ -361,65 +361,44 @@ class _Message(_Item):
 
 
 class _Reasoning(_Item):
-    _delta = "response.reasoning_text.delta"
+    _delta, _done = "response.reasoning_text.delta", "response.reasoning_text.done"
+    _part_event, _part_type = "response.content_part", "reasoning_text"
+    _place, _index = "content", "content_index"
 
     def __init__(self, id: str, *, seals: bool) -> None:
         super().__init__(id)
         self._seals = seals
 
     def begun(self) -> Fields:
-        return {"id": self.id, "type": "reasoning", "status": "in_progress", "summary": [], "content": []}
+        return {"id": self.id, "type": "reasoning", "status": "in_progress", "summary": [], self._place: []}
 
     def opening(self) -> list[Fields]:
-        part = {"type": "reasoning_text", "text": ""}
-        return [{"type": "response.content_part.added", "item_id": self.id, "content_index": 0, "part": part}]
+        return [{"type": f"{self._part_event}.added", **self._here(), "part": self._part("")}]
 
     def grow(self, text: str, logprobs: list[Fields]) -> list[Fields]:
-        return [{**each, "content_index": 0} for each in super().grow(text, logprobs)]
+        return [{**each, **self._here()} for each in super().grow(text, logprobs)]
 
     def closing(self) -> list[Fields]:
-        here: Fields = {"item_id": self.id, "content_index": 0}
-        done = {"type": "response.reasoning_text.done", **here, "text": self._text.getvalue()}
-        return [done, {"type": "response.content_part.done", **here, "part": self._part()}]
+        done = {"type": self._done, **self._here(), "text": self.text}
+        return [done, {"type": f"{self._part_event}.done", **self._here(), "part": self._part(self.text)}]
 
     def whole(self, status: str) -> Fields:
-        sealed = {"encrypted_content": seal(self._text.getvalue())} if self._seals else {}
-        return {**self.begun(), "status": status, self._place: [self._part()], **sealed}
+        sealed = {"encrypted_content": seal(self.text)} if self._seals else {}
+        return {**self.begun(), "status": status, self._place: [self._part(self.text)], **sealed}
 
-    def _part(self) -> Fields:
-        return {"type": "reasoning_text", "text": self._text.getvalue()}
+    def _here(self) -> Fields:
+        return {"item_id": self.id, self._index: 0}
 
-    _place = "content"
+    def _part(self, text: str) -> Fields:
+        return {"type": self._part_type, "text": text}
 
 
 class _Summary(_Reasoning):
     """Thoughts for a client that asked for a summary, because such clients show nothing else of them."""
 
-    _delta = "response.reasoning_summary_text.delta"
-    _place = "summary"
-
-    def begun(self) -> Fields:
-        return {"id": self.id, "type": "reasoning", "status": "in_progress", "summary": []}
-
-    def opening(self) -> list[Fields]:
-        part = {"type": "summary_text", "text": ""}
-        return [{"type": "response.reasoning_summary_part.added", **self._here(), "part": part}]
-
-    def grow(self, text: str, logprobs: list[Fields]) -> list[Fields]:
-        return [{**each, **self._here()} for each in _Item.grow(self, text, logprobs)]
-
-    def closing(self) -> list[Fields]:
-        done = {"type": "response.reasoning_summary_text.done", **self._here(), "text": self._text.getvalue()}
-        return [
-            done,
-            {"type": "response.reasoning_summary_part.done", **self._here(), "part": self._part()},
-        ]
-
-    def _part(self) -> Fields:
-        return {"type": "summary_text", "text": self._text.getvalue()}
-
-    def _here(self) -> Fields:
-        return {"item_id": self.id, "summary_index": 0}
+    _delta, _done = "response.reasoning_summary_text.delta", "response.reasoning_summary_text.done"
+    _part_event, _part_type = "response.reasoning_summary_part", "summary_text"
+    _place, _index = "summary", "summary_index"
 
 
 class _Call(_Item):
