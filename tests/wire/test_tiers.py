@@ -406,7 +406,11 @@ async def test_a_model_that_a_tier_does_not_have_is_told_and_its_others_are_serv
         for _ in range(2):
             answer = await ask(client, "far")
             assert (answer.status, answer.code) == (503, "tier_closed"), answer.body
-            word = b"does not know the model; correct models of" if status == 404 else b"set key of"
+            word = (
+                b"does not know the model; correct models of"
+                if status == 404
+                else b"does not let our key use the model"
+            )
             assert word in answer.body and b"secret" not in answer.body
             assert 58 <= int(answer.headers["retry-after"]) <= 60
         assert len(peer.asked) == 1
@@ -476,6 +480,106 @@ async def test_another_site_serves_what_a_tier_broke_off_before_its_caller_saw_a
     ):
         answer = await ask(client, "far")
         assert (answer.status, answer.headers["x-watchbill-model"]) == (200, "far@spare"), answer.body
+
+
+def saying(body: bytes, kind: str = "application/json", *, missing: int = 0, status: int = 200) -> Talk:
+    """A server that says this, and closes the connection where bytes are missing."""
+
+    async def talk(asked: Asked, writer: asyncio.StreamWriter) -> None:
+        head = f"HTTP/1.1 {status} X\r\nContent-Type: {kind}\r\nContent-Length: {len(body) + missing}\r\n"
+        writer.write(f"{head}Location: /elsewhere\r\n\r\n".encode() + body)
+        if missing:
+            await writer.drain()
+            writer.close()
+
+    return talk
+
+
+_FAILURE = b'{"error": {"message": "out of GPUs", "code": 500}}'
+_STREAM = "text/event-stream"
+#: What a server may send with 200 that is no answer.
+NO_ANSWERS = {
+    "an error that it calls a success": saying(_FAILURE),
+    "a page": saying(b"<html>log in first</html>", "text/html"),
+    "nothing": saying(b""),
+    "half of an object": saying(b'{"id": "c", "choices": ['),
+    "an object that breaks off": saying(b'{"id": "c", "choices": [', missing=100),
+    "an error as its first event": saying(b"data: " + _FAILURE + b"\n\n", _STREAM),
+    "a stream without an event": saying(b"", _STREAM),
+    "a sign of life, and then a break": saying(b": working\n\n", _STREAM, missing=100),
+    "a redirect": saying(b"", status=302),
+}
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize("said", NO_ANSWERS)
+async def test_another_site_serves_what_got_something_that_is_no_answer(
+    tmp_path: Path, said: str, streamed: bool
+) -> None:
+    """SPOOL-10: the status alone does not make an answer, and the caller has seen nothing of it."""
+    async with (
+        peer_listening(NO_ANSWERS[said]) as first,
+        peer_listening(HELLO) as spare,
+        opened(tmp_path, cloud(first, SPARE.format(port=spare.port))) as (client, _),
+    ):
+        answer = await client.ask("/v1/chat/completions", BODY | {"model": "far", "stream": streamed})
+        assert (answer.status, answer.headers["x-watchbill-model"]) == (200, "far@spare"), answer.body
+        assert b"far " in answer.body and b"error" not in answer.body and b"working" not in answer.body
+        assert (len(first.asked), len(spare.asked)) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    "end",
+    [sse(*chat_events("half of")[:-1]), sse(*chat_events("half of")[:2]) + b"data: " + _FAILURE + b"\n\n"],
+)
+async def test_another_site_serves_a_whole_answer_whose_stream_ended_too_early(
+    tmp_path: Path, end: bytes
+) -> None:
+    """SPOOL-10: no byte of it is in the answer of the other one."""
+    end = end.removesuffix(b"data: [DONE]\n\n").replace(b'"finish_reason": "stop"', b'"finish_reason": null')
+    async with (
+        peer_listening(saying(end, _STREAM)) as first,
+        peer_listening(HELLO) as spare,
+        opened(tmp_path, cloud(first, SPARE.format(port=spare.port))) as (client, _),
+    ):
+        answer = await ask(client, "far")
+        assert answer.status == 200, answer.body
+        assert answer.json["choices"][0]["message"]["content"] == "from far away"  # type: ignore[index]
+
+
+async def test_what_a_server_calls_a_success_and_is_none_is_told_and_costs_nothing(tmp_path: Path) -> None:
+    for told in (_FAILURE, b"data: " + _FAILURE + b"\n\n"):
+        kind = _STREAM if told.startswith(b"data") else "application/json"
+        async with (
+            peer_listening(saying(told, kind)) as peer,
+            opened(tmp_path, cloud(peer)) as (client, driver),
+        ):
+            for streamed in (False, True):
+                answer = await client.ask("/v1/chat/completions", BODY | {"model": "far", "stream": streamed})
+                assert (answer.status, answer.code) == (502, "engine_failed"), answer.body
+                assert b"out of GPUs" in answer.body
+            await eventually(lambda: told_of(driver)["spent_today"] == 0)
+
+
+async def test_an_overloaded_server_tells_its_first_caller_when_to_come_again(tmp_path: Path) -> None:
+    """SPOOL-10: the first caller got 502 without a time, and only the next ones were told it."""
+    async with (
+        peer_listening(refusing(503, Retry_After="7")) as peer,
+        opened(tmp_path, cloud(peer)) as (client, _),
+    ):
+        for _ in range(2):
+            answer = await ask(client, "far")
+            assert (answer.status, answer.code) == (503, "tier_closed"), answer.body
+            assert answer.headers["retry-after"] == "7"
+        assert len(peer.asked) == 1
+
+
+async def test_every_choice_of_an_answer_is_reserved(tmp_path: Path) -> None:
+    """SPOOL-10: a request for eight answers reserved the price of one, and the limit of the day did not hold."""
+    async with peer_listening(HELLO) as peer, opened(tmp_path, cloud(peer, daily=0.5)) as (client, _):
+        answer = await client.ask("/v1/chat/completions", BODY | {"model": "far", "n": 8})
+        assert (answer.status, answer.code) == (503, "tier_closed"), answer.body
+        assert b"it may cost 0.8" in answer.body and peer.asked == []
 
 
 async def test_all_sites_that_refuse_are_named_with_the_time_of_the_first_that_opens(tmp_path: Path) -> None:
@@ -588,6 +692,11 @@ price_hour = 3.6
 
         os.kill(int(self.pid_file.read_text()), signal.SIGKILL)
 
+    def break_down(self) -> None:
+        """The machine vanishes, and does not start again."""
+        self._program.write_text("import sys; sys.exit(sys.argv[1] == 'start')")
+        self.preempt()
+
 
 @pytest.fixture
 async def machine(tmp_path: Path) -> AsyncIterator[Machine]:
@@ -654,6 +763,24 @@ async def test_an_answer_that_a_vanished_burst_machine_had_begun_is_continued(tm
         assert b'"error"' not in heard, heard
         assert re.findall(r"word\d+", heard.decode()) == words
         assert machine.calls[:3] == ["start", "stop", "start"]
+
+
+async def test_a_whole_answer_that_a_vanished_machine_had_begun_begins_anew_at_an_external_tier(
+    tmp_path: Path,
+) -> None:
+    """SPOOL-09: its caller has seen nothing, and no word of the first machine is in the answer of the second."""
+    machine = Machine(tmp_path / "machine", {"service": "4s", "tokens": 40, "text": "lost"})
+    async with peer_listening(HELLO) as peer:
+        text = machine.tier() + "[tiers.cloud]" + cloud(peer, models='["big"]').split("[tiers.cloud]")[1]
+        async with opened(tmp_path / "root", text) as (client, driver):
+            asking = asyncio.create_task(ask(client, "big"))
+            await eventually(lambda: any(r["state"] == "running" for r in driver.requests()))
+            await asyncio.sleep(1)  # until there are words
+            machine.break_down()
+            answer = await within(60, asking)
+            assert answer.status == 200, answer.body
+            assert answer.headers["x-watchbill-tier"] == "external"
+            assert answer.json["choices"][0]["message"]["content"] == "from far away"  # type: ignore[index]
 
 
 async def test_a_request_is_served_elsewhere_when_the_burst_tier_does_not_start(tmp_path: Path) -> None:

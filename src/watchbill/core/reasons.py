@@ -67,6 +67,7 @@ class Bar(StrEnum):
     OFF = "off"  # the tier is not enabled
     LIMIT = "limit"  # its daily limit is reached
     KEY = "key"  # its server does not accept the key that this machine shows
+    FORBIDDEN = "forbidden"  # that key may not use the model
     MONEY = "money"  # its server asks to be paid first
     BUSY = "busy"  # its server wants to be asked later
     UNKNOWN = "unknown"  # its server does not know the model

@@ -23,6 +23,7 @@ _TEXTS = {
     Bar.OFF: "it is not enabled; add enabled = true to [tiers.{site}]",
     Bar.LIMIT: "its daily limit is reached",
     Bar.KEY: "its server does not accept our key; set key of [tiers.{site}], or the variable that it names",
+    Bar.FORBIDDEN: "its server does not let our key use the model; see to the account behind key of [tiers.{site}]",
     Bar.MONEY: "its server asks to be paid first; see to the account behind key of [tiers.{site}]",
     Bar.BUSY: "its server wants to be asked later",
     Bar.UNKNOWN: "its server does not know the model; correct models of [tiers.{site}]",

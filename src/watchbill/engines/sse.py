@@ -9,7 +9,7 @@ from watchbill.engines.limits import SSE_EVENT_BYTES_MAX
 from watchbill.errors import EngineFailed
 from watchbill.limits import JSON_DECODED_BYTES_MAX
 
-__all__ = ["DONE", "EventReader", "EventTooLarge", "WholeEvents"]
+__all__ = ["DONE", "EventReader", "EventTooLarge", "WholeEvents", "is_sign_of_life"]
 
 #: The payload with which OpenAI's protocol ends a stream.
 DONE = b"[DONE]"
@@ -20,6 +20,13 @@ _CR, _LF = 13, 10
 _BLANKS = (b"\n\n", b"\n\r\n", b"\r\r")
 _SEAM_BYTES = 2
 _BOM = b"\xef\xbb\xbf"
+
+
+def is_sign_of_life(piece: bytes) -> bool:
+    """Whether bytes of a stream are comments only: the server says that it still works on the answer."""
+    return piece.endswith((b"\n", b"\r")) and all(
+        not line or line.startswith(b":") for line in piece.splitlines()
+    )
 
 
 class EventTooLarge(EngineFailed):

@@ -12,6 +12,7 @@ from watchbill.core.reasons import Cost
 from watchbill.gateway.limits import ANSWER_TOKENS_FORETOLD
 from watchbill.gateway.meters import BYTES_PER_TOKEN, TokenCount
 from watchbill.gateway.request_context import RequestContext
+from watchbill.gateway.typed import is_count
 from watchbill.runtime.spending import Reserved
 from watchbill.runtime.ticket import Start
 from watchbill.runtime.tiers import Tiers
@@ -19,6 +20,8 @@ from watchbill.runtime.tiers import Tiers
 __all__ = ["Charge", "Charging"]
 
 _ANSWER_LIMITS = ("max_completion_tokens", "max_tokens", "n_predict")
+#: How many answers a request has made; all of them are paid.
+_CHOICES = ("n", "best_of")
 _HOUR_MS = 3_600_000
 
 
@@ -72,6 +75,7 @@ class Charging:
             return Charge(self._tiers, rules, start, prompt, None)
         limits = (asked.get(name) for name in _ANSWER_LIMITS)
         answer = next((n for n in limits if isinstance(n, int) and n > 0), ANSWER_TOKENS_FORETOLD)
+        answer *= max((n for n in map(asked.get, _CHOICES) if is_count(n)), default=1) or 1
         amount = 0.0 if rules is None else rules.cost_of(prompt, answer)
         reserved = await self._tiers.reserve(site, amount)
         if reserved is None or rules is None:

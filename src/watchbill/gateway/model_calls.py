@@ -106,12 +106,8 @@ class ModelCalls:
                 relay.forced = forced
                 if frame.open_requests >= _CROWD:
                     await _step_aside()
-                answer = await relay.whole(make)
-                if isinstance(answer, bytes):
-                    if not answer and relay.status == 200:
-                        raise EngineFailed("the engine sent an empty answer")
-                    return _pass_on(relay, answer)
-                whole = Whole(_JSON, b"", answer.result())
+                while (whole := await _collected(relay, make)) is None:
+                    pass  # another site serves it
                 if frame.open_requests >= _CROWD:
                     await _step_aside()
                 relay.finish(ok=True)
@@ -163,11 +159,12 @@ class ModelCalls:
         try:
             with self._submit(context, submission, send, streamed=True, unknown=unknown) as relay:
                 relay.forced = forced
-                piece = await relay.first(out)
-                if not relay.is_stream and not out.takes(relay.status, relay.content_type):
-                    events = events_of((await _rest(relay, piece)).fields())  # raises for an error
-                    if events is None:
-                        raise EngineFailed("the engine answered a streamed request without a stream")
+                piece, events = await relay.first(out), None
+                while not relay.is_stream and not out.takes(relay.status, relay.content_type):
+                    if (events := await _taken_apart(relay, piece)) is not None:
+                        break
+                    piece = await relay.first(out)  # another site serves it
+                if events is not None:
                     await out.open()
                     told = True
                     await out.write(events)
@@ -344,6 +341,37 @@ def _nothing(start: Start) -> Outgoing:
 async def _stream(relay: Relay, out: Out, first: bytes) -> None:
     await relay.stream(out, first)
     relay.finish(ok=True)
+
+
+async def _collected(relay: Relay, make: Callable[[], Collector]) -> Whole | None:
+    """The whole answer; None when what came is none, and another site serves the request. Raises EngineFailed."""
+    try:
+        answer = await relay.whole(make)
+        if not isinstance(answer, bytes):
+            return Whole(_JSON, b"", answer.result())
+        if not answer and relay.status == 200:
+            raise EngineFailed("the engine sent an empty answer")
+        return _pass_on(relay, answer)
+    except EngineFailed as error:
+        if not relay.leaves_for(error):
+            raise
+        let_go(error)
+        return None
+
+
+async def _taken_apart(relay: Relay, first: bytes) -> bytes | None:
+    """The events of an answer that is no stream; None when it is no answer, and another site serves the request. Raises
+    EngineFailed."""
+    try:
+        events = events_of((await _rest(relay, first)).fields())  # raises for an error
+        if events is None:
+            raise EngineFailed("the engine answered a streamed request without a stream")
+        return events
+    except EngineFailed as error:
+        if not relay.leaves_for(error):
+            raise
+        let_go(error)
+        return None
 
 
 async def _rest(relay: Relay, first: bytes) -> Whole:

@@ -19,6 +19,7 @@ from typing import Protocol
 from watchbill.catalog import Tier
 from watchbill.core.messages import CutKind
 from watchbill.engines.limits import UPSTREAM_ANSWER_BYTES_MAX
+from watchbill.engines.sse import is_sign_of_life
 from watchbill.engines.statuses import Said, said_by
 from watchbill.engines.upstream import Call, FailureKind, Outgoing, Upstream, UpstreamFailed, is_timeout
 from watchbill.errors import (
@@ -30,7 +31,7 @@ from watchbill.errors import (
     ShuttingDown,
     TheirsError,
 )
-from watchbill.gateway.answers import let_go, verdict
+from watchbill.gateway.answers import EngineRefused, let_go, verdict
 from watchbill.gateway.capture import Tap
 from watchbill.gateway.charging import Charge, Charging
 from watchbill.gateway.forced_calls import ForcedCall
@@ -39,6 +40,7 @@ from watchbill.gateway.meters import TokenCount
 from watchbill.gateway.request_context import RequestContext
 from watchbill.gateway.resume import Resumption
 from watchbill.gateway.stream import Out
+from watchbill.gateway.wire import failure_in
 from watchbill.runtime.ticket import Start, Ticket
 from watchbill.steps import join
 
@@ -115,6 +117,8 @@ class Relay(AbstractContextManager["Relay", None]):
     _outcome: str = "cancelled"
     _is_finished: bool = False
     _is_divisible: bool = True  # as far as the scheduler knows, this turn's answer may stop at a boundary
+    _is_unseen: bool = False  # the client gets a whole answer: until then it may begin anew
+    _begins_anew: bool = False  # what was collected of an answer is not continued
 
     # ------------------------------------------------------------------ for ModelCalls
 
@@ -179,10 +183,13 @@ class Relay(AbstractContextManager["Relay", None]):
 
         An answer that breaks off is continued, or asked for once more: the client has seen nothing of it."""
         collector: Collector | None = None
+        self._is_unseen = True
         is_overheard = self.tap is not None or self.tokens is not None or self.charging is not None
         while True:
             while (piece := self._poll()) is None:
                 await self._changed()
+            if self._begins_anew:
+                collector, self._begins_anew = None, False
             if make is not None and self.is_stream:
                 self.ticket.hear()
                 collector = collector or make()
@@ -359,16 +366,53 @@ class Relay(AbstractContextManager["Relay", None]):
             status = self.status
             if not status:
                 status = self.status = call.poll()
-                if status >= 400 and self._asks_again(call, status):
+                if status >= 300 and self._asks_again(call, status):
                     return self._poll()
                 self.is_stream = status == 200 and call.content_type == "text/event-stream"
             if not status:
                 return None
-            return call.take() if self.resume is None and self.forced is None else self._take(call)
+            piece = call.take() if self.resume is None and self.forced is None else self._take(call)
+            if piece is not None and self.is_stream and self._is_external:
+                return self._opening(piece)
+            return piece
         except UpstreamFailed as error:
             self._give_back(error)
             let_go(error)
         return self._poll()  # the next turn may have come at once
+
+    @property
+    def _is_external(self) -> bool:
+        return self._start is not None and self._start.tier is Tier.EXTERNAL
+
+    def _opening(self, piece: bytes) -> bytes | None:
+        """The first piece of an external tier's stream, which its client may see. None for a sign of life: the client
+        gets those of this machine, and the answer may still come from another site. Raises UpstreamFailed for a stream
+        that ends at once, and for one that begins with a failure of its server."""
+        if not piece:
+            raise UpstreamFailed(
+                FailureKind.TRUNCATED, "the engine's stream ended before its answer did", received=True
+            )
+        if is_sign_of_life(piece):
+            return self._poll()
+        if (failure := failure_in(piece)) is None:
+            return piece
+        if self._charge is not None:
+            self._charge.is_free = True
+        raise UpstreamFailed(FailureKind.GARBLED, str(failure), received=True)
+
+    def leaves_for(self, error: EngineFailed) -> bool:
+        """Whether another site serves a request whose external tier answered with something that is no answer: an error
+        that it calls a success, a text that is not JSON, a stream that ended too early. The client has seen nothing."""
+        start = self._start
+        if start is None or not self._is_external or self._is_finished or self.ticket.cut is not None:
+            return False
+        if self._charge is not None and isinstance(error, EngineRefused) and not self._charge.tokens.answer:
+            self._charge.is_free = True
+        if verdict(error) is not False or not self.ticket.can_leave_site:
+            return False
+        self._forget_heard()
+        self._return_turn(start.site or "", is_fault=True)
+        return True
 
     def _check_lease(self) -> None:
         """A peer that does not know the lease has forgotten it: the request goes back, and a new one is asked for."""
@@ -406,11 +450,17 @@ class Relay(AbstractContextManager["Relay", None]):
 
     def _would_begin_anew(self, start: Start) -> bool:
         """Whether the server of a site would not continue the answer that another one had begun: the turn goes back,
-        for a site that does. Raises EngineFailed without one: halves of two different answers are no answer."""
+        for a site that does. Without one, an answer of which the client has seen nothing begins anew here; another one
+        raises EngineFailed: halves of two different answers are no answer."""
         resume = self.resume
         if resume is None or start.site is None or start.endpoint.continues or not resume.is_begun_chat:
             return False
         if not self.ticket.can_leave_site:
+            if self._is_unseen:
+                resume.forget()
+                self._forget_heard()
+                self._begins_anew = True
+                return False
             raise EngineFailed(
                 f"the answer had begun elsewhere, and the tier {start.site} does not continue answers"
             )
@@ -542,12 +592,12 @@ class Relay(AbstractContextManager["Relay", None]):
         assert self._start is not None
         is_unsent = error.kind is FailureKind.CONNECT or (self._call is not None and not self._call.was_sent)
         if self._charge is not None:
-            self._charge.is_free = is_unsent
+            self._charge.is_free = is_unsent or self._charge.is_free
         cut = self.ticket.cut
         if (
             cut is None
             and self._start.tier is Tier.EXTERNAL
-            and self._leaves_dead_site(self._start, is_unsent)
+            and self._leaves_dead_site(self._start, error, is_away=is_unsent)
         ):
             return
         # An engine that was gone before it was asked has failed no request: the turn goes back.
@@ -563,11 +613,12 @@ class Relay(AbstractContextManager["Relay", None]):
             )  # the scheduler heard of its death first: that counts, too
         self._return_turn()
 
-    def _leaves_dead_site(self, start: Start, is_away: bool) -> bool:
+    def _leaves_dead_site(self, start: Start, error: UpstreamFailed, *, is_away: bool) -> bool:
         """Whether a request goes to another site: the server of its external tier cannot be reached, or broke off. The
         caller has seen nothing of its answer."""
         is_left = self.ticket.can_leave_site
-        if is_away and self.charging is not None and (is_left or self._failed_attempt is not None):
+        is_last = self._failed_attempt is not None or error.kind not in _REPEATABLE
+        if is_away and self.charging is not None and (is_left or is_last):
             self.charging.is_away(start)
         if is_left:
             self._return_turn(start.site or "", is_fault=True)

@@ -16,8 +16,9 @@ import msgspec
 
 from watchbill.decodable import collector_paused, is_decodable, json_decoder
 from watchbill.engines.sse import DONE, EventReader, EventTooLarge
+from watchbill.engines.statuses import Said
 from watchbill.errors import EngineFailed
-from watchbill.gateway.answers import engine_error
+from watchbill.gateway.answers import EngineRefused, engine_error
 from watchbill.limits import JSON_DECODED_BYTES_MAX, JSON_DIGITS_BYTES_MIN
 
 __all__ = [
@@ -28,6 +29,7 @@ __all__ = [
     "LineReader",
     "decode_fields",
     "event",
+    "failure_in",
     "line",
     "read_chunk",
     "said_in",
@@ -102,6 +104,19 @@ def read_chunk(fields: Fields) -> Chunk:
         usage=_object(fields.get("usage")) or None,
         timings=_object(fields.get("timings")) or None,
     )
+
+
+def failure_in(piece: bytes) -> EngineRefused | None:
+    """The failure with which an OpenAI stream begins, where that is its server's own; None for any other beginning."""
+    if b'"error"' not in piece:
+        return None
+    try:
+        next(ChunkReader().feed(piece), None)
+    except EngineRefused as error:
+        return error if error.said is Said.FAILED else None
+    except EngineFailed:
+        return None
+    return None
 
 
 def said_in(content: object) -> tuple[str, str]:

@@ -47,12 +47,12 @@ __all__ = ["Tiers"]
 _REFUSALS = {
     401: (Bar.KEY, False),
     402: (Bar.MONEY, False),
-    403: (Bar.KEY, True),
+    403: (Bar.FORBIDDEN, True),
     404: (Bar.UNKNOWN, True),
     429: (Bar.BUSY, False),
 }
 #: Closings that a person has to mend.
-_ALERTED = frozenset({Bar.KEY, Bar.MONEY, Bar.UNKNOWN})
+_ALERTED = frozenset({Bar.KEY, Bar.FORBIDDEN, Bar.MONEY, Bar.UNKNOWN})
 _DAY_S = 86_400
 _LATE_S = 0.01
 
@@ -164,7 +164,7 @@ class Tiers:
             told_ms = TIER_BUSY_MS if retry_after_ms is None else retry_after_ms
             lasts_ms = min(max(told_ms, TIER_BUSY_MS_MIN), TIER_BUSY_MS_MAX)
         self._close(_Place(site, model if is_model else ""), bar, lasts_ms, f" ({status})")
-        return status < 500
+        return True
 
     def is_away(self, site: str) -> None:
         """The server of a tier cannot be reached: the tier is closed for a few seconds."""
