@@ -70,14 +70,14 @@ export class Rows {
     entries.forEach(([key, value], n) => {
       let row = this.rows.get(key);
       if (!row) {
-        row = this.make(key);
+        row = Object.assign(this.make(key), { key });
         this.rows.set(key, row);
       }
       if (row.element === before) before = before.nextElementSibling;
       else this.parent.insertBefore(row.element, before);
       if (row.value !== value && (row.value === undefined || this.isSeen(n))) {
         row.value = value;
-        row.update(value);
+        row.update(value, key);
       }
     });
   }
@@ -131,6 +131,46 @@ export class LongRows extends Rows {
     const near = NEAR * innerHeight, each = height / count;
     this.first = (-near - top) / each - 1;
     this.last = (innerHeight + near - top) / each;
+  }
+}
+
+/** Rows of a line that moves on: the element at a place is written anew for the request that is there now, which costs far less than
+    rows that come and go. A list that the mouse or the keyboard is in keeps each row for what it shows, so that no click hits another. */
+export class QueueRows extends LongRows {
+  show(entries) {
+    if (this.parent.matches(":hover, :focus-within")) this.keep(entries);
+    else this.rewrite(entries);
+  }
+
+  /** Rows by their key, as they are read: places out of sight may show what is gone, or the same twice. */
+  keep(entries) {
+    const shown = new Map();
+    for (const row of this.inOrder()) {
+      if (shown.has(row.key)) row.element.remove();
+      else shown.set(row.key, row);
+    }
+    this.rows = shown;
+    super.show(entries);
+    this.rows = new Map(entries.map(([key]) => [key, this.rows.get(key)]));
+  }
+
+  rewrite(entries) {
+    this.entries = entries;
+    const old = this.inOrder();
+    for (const row of old.splice(entries.length)) row.element.remove();
+    this.rows = new Map(entries.map(([key, value], n) => {
+      const row = old[n] ?? this.make(key);
+      if (!old[n]) this.parent.append(row.element);
+      if ((row.key !== key || row.value !== value) && (!old[n] || this.isSeen(n))) {
+        [row.key, row.value] = [key, value];
+        row.update(value, key);
+      }
+      return [key, row];
+    }));
+  }
+
+  inOrder() {
+    return [...this.rows.values()];
   }
 }
 

@@ -7,9 +7,9 @@ import { live, tint, touches } from "./live.js";
 
 const SHOWN_MAX = 300;
 /** Of a message that has not all lines: more than a screen at once cannot be read. */
-const HASTE_MAX = 30;
+const HASTE_MAX = 20;
 /** So many stay while lines come too fast to be read. */
-const KEPT_IN_HASTE = 60;
+const KEPT_IN_HASTE = 40;
 const SEEN = "watchbill.alerts";
 
 function seenUntil() {

@@ -1,7 +1,7 @@
 // Requests and lanes: who waits, for how long and why; who is answered, and how fast.
 
 import { act } from "./api.js";
-import { button, el, empty, LongRows, mark, panel, Rows, say, svg } from "./dom.js";
+import { button, el, empty, mark, panel, QueueRows, Rows, say, svg } from "./dom.js";
 import { explainRequest } from "./dialogs.js";
 import { duration, number, ordinal, plural } from "./format.js";
 import { live, tint, touches } from "./live.js";
@@ -21,7 +21,7 @@ export function requestsView() {
   const count = el("span", { class: "count" });
   heading.append(" ", count);
   section.append(list, none, more);
-  const rows = new LongRows(list, request);
+  const rows = new QueueRows(list, request);
 
   function draw() {
     const found = [...live.table("requests")];
@@ -50,7 +50,7 @@ export function requestsView() {
 /** When its turn came or is forecast; without a forecast it is behind those with one, in order of arrival. */
 const turn = (row) => row.started_at ?? row.starts_at ?? row.arrived_at + 1e12;
 
-function request(id) {
+function request() {
   const name = el("h3"), place = el("span", { class: "state" }), times = el("p", { class: "why" });
   const speed = el("span", { class: "speed" });
   const cancel = button("Cancel", () => act("Cancel", "DELETE", `wb/v1/requests/${encodeURIComponent(id)}`), { class: "small" });
@@ -60,11 +60,11 @@ function request(id) {
     el("div", { class: "what" }, el("div", { class: "title" }, name, place), times),
     el("div", { class: "sums" }, speed), el("div", { class: "hand" }, why, cancel),
   );
-  let row = null;
+  let row = null, id = "";
   const self = {
     element,
-    update(value) {
-      row = value;
+    update(value, key) {
+      [row, id] = [value, key];
       say(name, row.model);
       tint(element, row.model);
       mark(element, "data-state", row.state);

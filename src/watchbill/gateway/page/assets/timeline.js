@@ -8,6 +8,8 @@ import { live, tint, touches } from "./live.js";
 const SPANS = [["10 min", 6e5], ["1 h", 36e5], ["6 h", 216e5], ["24 h", 864e5]];
 const DAY_MS = 864e5;
 const BARS_MAX = 12_000;
+/** The drawing moves to the left in steps: each one paints all of it again. */
+const SHIFT_PX = 3;
 const ENDS = new Set(["stopped", "lost", "died", "reset", "load_failed", "quarantine", "disk_failed"]);
 const FAILED = new Set(["died", "reset", "load_failed", "quarantine", "stuck", "disk_failed"]);
 const MOVES = new Set(["start", "load", "wake", "loaded", "awake", "reopen", "asleep", "evict", "stuck", ...ENDS]);
@@ -115,12 +117,16 @@ export function timelineView() {
     const now = wall();
     view.base = now - view.span;
     shifted = 0;
-    style(section, "--shift", "0%");
+    shift();
     axis.replaceChildren(...ticks(view.base, now));
     marks.replaceChildren(...view.residency.starts.filter((at) => at > view.base).map((at) => started(at, view.base, view.span)));
     lines.clear();
     moved.clear();
     show(now);
+  }
+
+  function shift() {
+    for (const row of rows.rows.values()) row.shift(shifted);
   }
 
   /** Only the lines that changed are made anew: the others are where they were. */
@@ -133,6 +139,7 @@ export function timelineView() {
     }
     moved.clear();
     rows.show(shown.map(([model]) => [model, lines.get(model)]));
+    shift();
     mark(none, "hidden", shown.length > 0 || !view.ready);
     rove(list);
   }
@@ -179,9 +186,9 @@ export function timelineView() {
     },
     tick() {
       if (isOld()) return draw();
-      if ((gone() - shifted) * innerWidth < 1) return; // less than a pixel cannot be seen
+      if ((gone() - shifted) * innerWidth < SHIFT_PX) return;
       shifted = gone();
-      style(section, "--shift", `${(-shifted * 100).toFixed(4)}%`);
+      shift();
     },
   });
 }
@@ -216,13 +223,26 @@ function line(model, tip) {
     update({ bars, base, span }) {
       const pointed = !tip.hidden && inner.contains(tip.owner) ? tip.owner : null;
       const focused = inner.contains(document.activeElement) ? document.activeElement : null;
-      inner.replaceChildren(...bars.map((bar) => drawn(model, bar, base, span)));
-      const again = (old) => [...inner.children].find((each) => each.from === old.from) ?? inner.lastElementChild;
+      const known = new Map([...inner.children].map((each) => [each.shows, each]));
+      const wanted = bars.map((bar) => known.get(shows(bar, base, span)) ?? drawn(model, bar, base, span));
+      const kept = new Set(wanted);
+      for (const each of known.values()) if (!kept.has(each)) each.remove();
+      wanted.forEach((each, n) => inner.children[n] === each || inner.insertBefore(each, inner.children[n] ?? null));
+      const again = (old) => (kept.has(old) ? old : wanted.find((each) => each.from === old.from) ?? inner.lastElementChild);
       if (focused) again(focused).tabIndex = 0;
       if (focused) again(focused).focus({ preventScroll: true });
       else if (pointed) point(again(pointed), tip);
     },
+    /** Set on this one element: a property that all bars inherit would cost a new style for each of them. */
+    shift(share) {
+      style(inner, "transform", share ? `translateX(${(-share * 100).toFixed(4)}%)` : "");
+    },
   };
+}
+
+/** What a drawn bar depends on: one that would look the same stays. */
+function shows(bar, base, span) {
+  return [base, span, bar.from, bar.to, bar.kind, bar.failed, bar.many, bar.left].join(" ");
 }
 
 function drawn(model, bar, base, span) {
@@ -233,8 +253,9 @@ function drawn(model, bar, base, span) {
   mark(element, "data-failed", bar.failed ? "" : null);
   style(element, "left", `${(from * 100).toFixed(3)}%`);
   style(element, "width", `${Math.max(0.1, (to - from) * 100).toFixed(3)}%`);
-  element.told = told(model, bar);
+  element.told = () => told(model, bar);
   element.from = `${bar.from} ${bar.kind}`;
+  element.shows = shows(bar, base, span);
   return element;
 }
 
@@ -254,7 +275,7 @@ function point(target, tip) {
   if (!target.told) return;
   const box = target.getBoundingClientRect(), frame = target.parentElement.parentElement.getBoundingClientRect();
   const middle = (Math.max(box.left, frame.left) + Math.min(box.right, frame.right)) / 2;
-  tip.replaceChildren(...target.told.map((text, n) => el(n ? "p" : "strong", {}, text)));
+  tip.replaceChildren(...target.told().map((text, n) => el(n ? "p" : "strong", {}, text)));
   tip.hidden = false;
   tip.owner = target;
   const width = tip.offsetWidth, height = tip.offsetHeight;
