@@ -1,7 +1,9 @@
 """Tasks that find a disk full: that of their agent, or one that only the task knows. No failure of theirs."""
 
 import asyncio
+import errno
 import os
+import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +15,9 @@ from support.fleet_rig import FleetRig, quicken, running_agent
 from support.small_disk import free_up, leave_blocks, small_disks
 from watchbill.cli.plan_views import told_hold
 from watchbill.fleet import limits
+from watchbill.fleet.agent import produced
 from watchbill.fleet.agent.loop import AgentOptions
+from watchbill.fleet.agent.room import Room
 from watchbill.fleet.folder.agent_report import HeldWhy, OnHold
 from watchbill.fleet.folder.heartbeat import read_heartbeat
 from watchbill.fleet.folder.results import End, Result
@@ -72,6 +76,45 @@ async def test_a_task_waits_for_room_on_the_disk_of_its_agent(
     assert rig.entries("b1", "ended")[0]["outcome"] == "complete"
     assert {entry["end"] for entry in rig.entries("b1", "fail")} == {"disk_full"}
     assert not any(entry["is_counted"] for entry in rig.entries("b1", "fail"))
+
+
+def test_a_folder_of_temporary_files_that_was_full_at_the_start_is_looked_at(
+    small_disk: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """FLEET-08: the agent took the next folder that had room for its own, and its tasks failed one after the other."""
+    scratch = small_disk("size=1m")
+    leave_blocks(scratch, 0)
+    monkeypatch.setenv("TMPDIR", str(scratch))
+    monkeypatch.setattr(tempfile, "tempdir", None)  # as in a new process
+    room = Room((tmp_path,))
+    assert room.look()
+    assert room.shown() == OnHold(HeldWhy.DISK_FULL, folder=str(scratch))
+    free_up(scratch)
+    assert room.look()
+    assert room.shown() is None
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+async def test_a_disk_that_is_found_full_by_the_sync_is_no_failure(
+    rig: FleetRig, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """FLEET-08: network disks and quotas refuse what was written only when it is synced; the task counted as failed."""
+    synced: list[int] = []
+
+    def sync_once_there_is_room(fd: int) -> None:
+        synced.append(fd)
+        if len(synced) < 2:
+            raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(produced, "sync_data", sync_once_there_is_room)
+    rig.submit(
+        "b1",
+        f"### a\n- **command**: `echo x > {{BATCH_PATH}}/out`\n- **produces**: {{BATCH_PATH}}/out\n{ONCE}",
+    )
+    async with running_agent(AgentOptions("cpu-1", rig.root, rig.root.parent / "private", cpu_slots=2)):
+        await eventually(rig.turn)
+    assert rig.entries("b1", "ended")[0]["outcome"] == "complete"
+    assert [entry["end"] for entry in rig.entries("b1", "fail")] == ["disk_full"]
 
 
 async def test_a_task_that_finds_another_disk_full_comes_again(

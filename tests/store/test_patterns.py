@@ -87,6 +87,24 @@ def test_many_stars_in_a_deep_folder_take_no_longer_than_few(tmp_path: Path) -> 
     assert list(matches("**/a/" * 6 + "no", tmp_path)) == []
 
 
+@pytest.mark.parametrize(
+    ("pattern", "expected"),
+    [
+        ("[^a].txt", ["b.txt"]),
+        ("[^.]*.txt", ["a.txt", "a[1].txt", "b.txt"]),
+        ("[[^]*", []),
+        ("[^]]*t", ["a.txt", ".hidden.txt", "a[1].txt", "b.txt", "list"]),
+        (".", [""]),
+        ("d/.", ["d/"]),
+        ("*/.", ["d/"]),
+        ("a.txt/.", []),
+    ],
+)
+def test_a_pattern_means_what_it_means_in_bash(folder: Path, pattern: str, expected: list[str]) -> None:
+    """PLAN-02: `[^a]` leaves out as `[!a]` does, and a path that ends with a dot is a folder."""
+    assert found(pattern, folder) == sorted(expected)
+
+
 @pytest.mark.parametrize("pattern", ["a\0b", "*/a\0b", "\ud800", "", "/" + "x" * 5000])
 def test_what_cannot_name_a_file_names_none(folder: Path, pattern: str) -> None:
     assert [path for path in matches(pattern, folder) if path != f"{folder}/"] == []

@@ -17,6 +17,8 @@ __all__ = ["matches"]
 #: Any folders, also none; the only part of a pattern that is about more than one name.
 _DEEP = "**"
 _MAGIC = re.compile(r"[*?[]")
+#: One `[...]`, with what it leaves out behind `^`, which `fnmatch` knows as `!` only.
+_LEAVES_OUT = re.compile(r"\[([!^]?)(\]?[^\]]*\])")
 _ESCAPED = re.compile(r"\[([*?[])\]")
 
 
@@ -36,6 +38,8 @@ def matches(pattern: str, folder: str | Path) -> Iterator[str]:
 
 def _parts(pattern: str) -> tuple[str, ...]:
     """The names between the slashes; "" is the last one where the pattern ends with a slash, and means a folder."""
+    if pattern == "." or pattern.endswith("/."):  # a folder, as with a slash alone
+        pattern = f"{pattern[:-1]}/"
     parts: list[str] = []
     for part in pattern.split("/"):
         if part not in ("", ".") and not (part == _DEEP and parts[-1:] == [_DEEP]):
@@ -111,7 +115,8 @@ def _test_of(part: str) -> Callable[[str], bool] | None:
     """Whether a name is meant by a part of a pattern; None for a part that means one name only."""
     if not _MAGIC.search(_ESCAPED.sub("", part)):
         return None
-    is_like, plain = re.compile(fnmatch.translate(part)).match, _plain(part)
+    as_fnmatch = _LEAVES_OUT.sub(lambda found: f"[{'!' * bool(found[1])}{found[2]}", part)
+    is_like, plain = re.compile(fnmatch.translate(as_fnmatch)).match, _plain(part)
     return lambda name: name == plain or is_like(name) is not None
 
 

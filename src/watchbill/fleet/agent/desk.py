@@ -19,6 +19,7 @@ from watchbill.fleet import limits
 from watchbill.fleet.agent.concluding import conclude
 from watchbill.fleet.agent.ground import FolderGround, Ground
 from watchbill.fleet.agent.preparing import CannotCage, NotForUs, NotNow, prepare
+from watchbill.fleet.agent.produced import Unstored
 from watchbill.fleet.agent.work import (
     Finished,
     Prepared,
@@ -425,11 +426,13 @@ def _without_files(result: Result, error: OSError) -> Result:
     return replace(result, end=end, tail=f"{result.tail}\nits files could not be sent: {error.strerror}")
 
 
-def _with_notes(result: Result, failed: list[str], left_out: str) -> Result:
+def _with_notes(result: Result, failed: list[Unstored], left_out: str) -> Result:
     """A result, and what there is to say about files that were not carried."""
     is_done = result.end is End.DONE
-    notes = [*failed, *([left_out] if left_out and not is_done else [])]
+    notes = [*(each.why for each in failed), *([left_out] if left_out and not is_done else [])]
     if not notes:
         return result
-    end = End.MISSING_OUTPUT if failed and is_done else result.end
+    end = result.end
+    if failed and is_done:
+        end = End.DISK_FULL if any(each.is_disk_full for each in failed) else End.MISSING_OUTPUT
     return replace(result, end=end, tail="\n".join((result.tail, *notes))[-limits.RESULT_TAIL_CHARS_MAX :])

@@ -15,7 +15,7 @@ from watchbill.errors import OursError
 from watchbill.files.atomic import make_folder, open_folder, put_file
 from watchbill.files.watch import Watch
 from watchbill.fleet import limits
-from watchbill.fleet.agent.produced import Storing
+from watchbill.fleet.agent.produced import Storing, Unstored
 from watchbill.fleet.door.arrivals import Arrivals, Heard
 from watchbill.fleet.door.caller import BrokerSession
 from watchbill.fleet.door.disk import DoorDisk
@@ -70,7 +70,7 @@ class Ground(Protocol):
         """Begin to put what a task produced on stable storage; `send` waits for the end of it."""
         ...
 
-    def send(self, name: str, slip: Slip, *, durable: bool) -> list[str] | None:
+    def send(self, name: str, slip: Slip, *, durable: bool) -> list[Unstored] | None:
         """Have what a task left behind there, and return what could not be stored. None: call again.
 
         Raises OSError, with EACCES when the folder does not know that this agent has the task."""
@@ -122,7 +122,7 @@ class FolderGround:
         if produced:
             self._storing[name] = Storing(produced, self.root / "plans" / slip.plan, self.root)
 
-    def send(self, name: str, slip: Slip, *, durable: bool) -> list[str] | None:
+    def send(self, name: str, slip: Slip, *, durable: bool) -> list[Unstored] | None:
         storing = self._storing.get(name)
         if storing is None:
             return []
@@ -176,7 +176,7 @@ class MirrorGround:
     def store(self, name: str, slip: Slip, produced: Sequence[str]) -> None:
         """Nothing to do: all that the task left in its batch is carried, and synced there."""
 
-    def send(self, name: str, slip: Slip, *, durable: bool) -> list[str] | None:
+    def send(self, name: str, slip: Slip, *, durable: bool) -> list[Unstored] | None:
         if not slip.batch:
             return []
         try:
@@ -185,9 +185,10 @@ class MirrorGround:
             if error.errno == errno.EACCES:
                 self.forget(name)
             raise
-        if notes is not None:
-            self.forget(name)
-        return notes
+        if notes is None:
+            return None
+        self.forget(name)
+        return [Unstored(note) for note in notes]
 
     def show(self, name: str, path: Path) -> None:
         try:

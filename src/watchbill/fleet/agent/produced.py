@@ -13,30 +13,38 @@ import stat
 import threading
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from watchbill.files.atomic import fsync_folder, open_folder, sync_data, sync_filesystem
-from watchbill.files.disk import mount_of
+from watchbill.files.disk import DISK_FULL, mount_of
 from watchbill.files.patterns import matches
 from watchbill.fleet import limits
 
-__all__ = ["Storing", "put_on_disk"]
+__all__ = ["Storing", "Unstored", "put_on_disk"]
 
 #: A file system that cannot sync this: there is nothing more to be done for it.
 _CANNOT = frozenset({errno.EINVAL, errno.ENOTSUP, errno.EROFS})
+
+
+class Unstored(NamedTuple):
+    """Something that a task has left behind and that is not in the shared folder, or not on its disk."""
+
+    why: str
+    is_disk_full: bool = False  # the task is not at fault, and may come again
 
 
 class Storing:
     """The files of one task, on their way to the disk."""
 
     def __init__(self, patterns: Sequence[str], folder: Path, root: Path) -> None:
-        self._failed: list[str] = []
+        self._failed: list[Unstored] = []
         self._thread = threading.Thread(
             target=self._run, args=(patterns, folder, root), name="watchbill-storing", daemon=True
         )
         self._thread.start()
 
-    def wait(self, seconds: float) -> list[str] | None:
-        """What could not be stored, in words; None while it is not done."""
+    def wait(self, seconds: float) -> list[Unstored] | None:
+        """What could not be stored; None while it is not done."""
         self._thread.join(seconds)
         return None if self._thread.is_alive() else self._failed
 
@@ -44,7 +52,9 @@ class Storing:
         try:
             put_on_disk(patterns, folder, root)
         except OSError as error:
-            self._failed.append(f"what it produced could not be stored: {error}")
+            # A disk may take a file and find no room for it only now: blocks and quotas are looked for late.
+            says = f"what it produced could not be stored: {error}"
+            self._failed.append(Unstored(says, is_disk_full=error.errno in DISK_FULL))
 
 
 def put_on_disk(patterns: Sequence[str], folder: Path, root: Path) -> None:

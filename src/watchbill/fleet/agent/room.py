@@ -5,7 +5,7 @@ agent writes a little to each disk that tasks use, and claims nothing until all 
 task knows is not looked at: the task comes again after a while.
 """
 
-import tempfile
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -23,7 +23,7 @@ class Room:
 
     def __init__(self, folders: Sequence[Path]) -> None:
         """`folders`: the shared one and the private one; that of temporary files is added."""
-        self._folders = (*folders, Path(tempfile.gettempdir()))
+        self._folders = (*folders, _scratch())
         self._full: Path | None = None
         self.is_suspect = False  # a task said so, and nothing was tried since
 
@@ -50,6 +50,11 @@ class Room:
         elif self._full is None and before is not None:
             _LOG.info("the disk of %s has room again: it goes on", before)
         return (self._full is None) is not (before is None)
+
+
+def _scratch() -> Path:
+    """The folder of temporary files, as tasks see it. Not `tempfile.gettempdir`: that skips a disk that is full."""
+    return Path(os.environ.get("TMPDIR") or "/tmp")
 
 
 def _is_full(folder: Path) -> bool:
