@@ -400,7 +400,10 @@ def test_the_file_that_an_input_names_is_looked_at_too(
     plan.write_text(f"# P\n## Tasks\n{tasks}## Inputs\n- `FILE` (default: {named})\n")
     found = read_plan(plan)
     (note,) = [each for each in found.findings.notes if says in each.text]
-    assert found.is_right and note.line == line and note.text.endswith("unless FILE is set"), note
+    assert found.is_right and note.line == line, note
+    assert note.text.startswith("with the default of FILE, ") or note.text.endswith("unless FILE is set"), (
+        note
+    )
     for given in ({}, {"FILE": named}):
         (error,) = read_plan(plan, given=given).findings.errors
         assert error.line == line and says in error.text and hint in error.hint, error
@@ -408,6 +411,64 @@ def test_the_file_that_an_input_names_is_looked_at_too(
         assert read_plan(plan, given={"FILE": good}).is_right
     (error,) = read_plan(plan, given={"FILE": "/no/such.csv"}).findings.errors
     assert "such.csv is not there" in error.text
+
+
+@pytest.mark.parametrize(
+    ("named", "says", "hint"),
+    [
+        ("/elsewhere/x.txt", "outside of the shared folder", "below {ROOT}"),
+        ("../x.txt", "outside of the shared folder", "below {ROOT}"),
+        ("~/x.txt", "only a shell knows", "the plan's folder"),
+        ("$HOME/x.txt", "only a shell knows", "the plan's folder"),
+    ],
+)
+@pytest.mark.parametrize("after", ["", "- depends_on: b\n### b\n- command: `true`\n"])
+def test_a_foreach_over_a_file_that_no_coordinator_reads_is_refused(
+    named: str, says: str, hint: str, after: str, tmp_path: Path
+) -> None:
+    """PLAN-03: it was submitted, also after its table had been read and found right, and failed when it ran."""
+    plan = tmp_path / "plans" / "p" / "plan.md"
+    plan.parent.mkdir(parents=True)
+    plan.write_text(f"# P\n## Tasks\n### a\n- command: `echo {{ITEM}}`\n- foreach: {named}\n{after}")
+    (error,) = read_plan(plan, root=tmp_path).findings.errors
+    assert error.line == 5 and says in error.text and hint in error.hint, error
+    plan.write_text(plan.read_text().replace(named, "{FILE}") + "## Inputs\n- `FILE`\n")
+    (error,) = read_plan(plan, given={"FILE": named}, root=tmp_path).findings.errors
+    assert error.line == 5 and says in error.text and hint in error.hint, error
+    (error,) = read_plan(plan, given={"FILE": ""}, root=tmp_path).findings.errors
+    assert "names no file" in error.text
+    (tmp_path / "x.txt").write_text("one\n")
+    assert read_plan(plan, given={"FILE": f"{tmp_path}/x.txt"}, root=tmp_path).is_right
+
+
+def test_a_foreach_names_no_path_of_one_machine(tmp_path: Path) -> None:
+    """FLEET-01: other machines mount the shared folder elsewhere."""
+    plan = tmp_path / "plan.md"
+    plan.write_text(f"# P\n## Tasks\n### a\n- command: `echo {{ITEM}}`\n- foreach: {tmp_path}/data/x.txt\n")
+    (error,) = read_plan(plan, root=tmp_path).findings.errors
+    assert error.hint == "write {ROOT}/data/x.txt"
+
+
+@pytest.mark.parametrize("key", ["requires", "produces"])
+@pytest.mark.parametrize(
+    "paths",
+    [
+        "{BATCH_PATH}/*.{jpg,png}",
+        "{BATCH_PATH}/{a,b}/x",
+        '["out/{a,b}.txt"]',
+        "\n  - out/x.{a,b}",
+        "x, {ITEM}.{a,b}",
+    ],
+)
+def test_braces_of_a_shell_in_paths_are_refused(key: str, paths: str) -> None:
+    """PLAN-03: the list was cut at the comma within them, and the task failed when it ran."""
+    found = check(f"# P\n## Tasks\n### a\n- command: `true {{ITEM}}`\n- foreach: x.txt\n- {key}: {paths}\n")
+    assert any("braces" in error.text and "in full" in error.hint for error in found.findings.errors)
+
+
+def test_placeholders_in_lists_of_paths_are_no_braces_of_a_shell() -> None:
+    paths = "{BATCH_PATH}/{ITEM.a}.{ITEM.b}, out/{ITEM}, \\{x}"
+    assert check(f"# P\n## Tasks\n### a\n- command: `true`\n- foreach: x.txt\n- produces: {paths}\n").is_right
 
 
 @pytest.mark.timeout(10)

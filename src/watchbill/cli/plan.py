@@ -37,15 +37,23 @@ _Set = Annotated[
 
 
 @app.command
-def check(plan: _Plan = ".", /, *, json: _Json = False, root: FleetRoot = None, quiet: _Quiet = False) -> int:
+def check(
+    plan: _Plan = ".",
+    /,
+    *,
+    pairs: _Set = None,
+    json: _Json = False,
+    root: FleetRoot = None,
+    quiet: _Quiet = False,
+) -> int:
     """Report what is wrong with a plan, line by line, and what to write instead.
 
     Looks at keys and values, dependencies, placeholders, commands and the scripts they name. Exit code 2 when the plan
-    cannot be run.
+    cannot be run. With --set it looks at the plan with these inputs, as plan submit does.
 
     Example: watchbill plan check plans/video
     """
-    return plan_checking.check_plan(plan, json=json, root=root, quiet=quiet)
+    return plan_checking.check_plan(plan, pairs or (), json=json, root=root, quiet=quiet)
 
 
 @app.command

@@ -378,7 +378,7 @@ def resume_batch(
     if ledger.outcome is None:
         hint = f"cancel it first: {places.fleet_command(folder, 'plan', 'cancel', place.batch)}"
         raise OursError(f"{place.batch} still runs", hint=hint)
-    checked = read_with_bash(folder / "plans" / place.plan / "plan.md")
+    checked = read_with_bash(folder / "plans" / place.plan / "plan.md", root=folder)
     if not checked.is_right:
         tell(folder / "plans" / place.plan / "plan.md", checked, terminal, json=json)
         return WRONG

@@ -3,7 +3,7 @@
 import json as jsonlib
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from pathlib import Path
 
 from watchbill.cli.fleet_root import FLEET_VARIABLE
@@ -15,6 +15,7 @@ from watchbill.fleet.folder import places as fleet_places
 from watchbill.fleet.folder.disk import FolderDisk
 from watchbill.names import check_folder_name
 from watchbill.plans.bash_parse import parse_only
+from watchbill.plans.batch import inputs_from_pairs, settle_inputs
 from watchbill.plans.check import Checked, read_plan
 from watchbill.plans.draw import mermaid
 from watchbill.plans.findings import Finding
@@ -26,21 +27,24 @@ WRONG = 2
 PLAN_FILE = "plan.md"
 
 
-def check_plan(plan: str, *, json: bool, root: Path | None, quiet: bool) -> int:
-    """`plan check`."""
+def check_plan(plan: str, pairs: Sequence[str], *, json: bool, root: Path | None, quiet: bool) -> int:
+    """`plan check`. With inputs it looks at what `plan submit` would look at with the same ones."""
     file, terminal = find_plan(plan, root), Terminal(quiet=quiet)
-    checked = read_with_bash(file)
     fleet = fleet_of(file, root)
-    defaults = {each.name: each.default for each in checked.plan.inputs if each.default is not None}
+    given = inputs_from_pairs(pairs)
+    checked = read_with_bash(file, given if pairs else None, fleet)
+    inputs = {each.name: each.default for each in checked.plan.inputs if each.default is not None}
+    if pairs and checked.is_right:
+        inputs = settle_inputs(checked.plan, given)
     if checked.is_right:
         folder = file.absolute().parent
         places = {"PLAN_PATH": str(folder), "BATCH_PATH": str(folder / "history" / "BATCH")}
         permits = Permits.of(fleet, file, places["BATCH_PATH"])
-        permits.note(checked.plan, {**defaults, **places}, checked.findings)
+        permits.note(checked.plan, {**inputs, **places}, checked.findings)
     if checked.is_right and fleet is not None:
         agents = Agents.joined(FolderDisk(fleet))
-        agents.refuse_what_none_could_run(checked.plan, defaults, checked.findings)
-    tell(file, checked, terminal, json=json)
+        agents.refuse_what_none_could_run(checked.plan, inputs, checked.findings)
+    tell(file, checked, terminal, json=json, is_set=given.keys())
     return 0 if checked.is_right else WRONG
 
 
@@ -55,9 +59,9 @@ def draw_plan(plan: str, *, root: Path | None, quiet: bool) -> int:
     return 0
 
 
-def read_with_bash(file: Path, given: Mapping[str, str] | None = None) -> Checked:
+def read_with_bash(file: Path, given: Mapping[str, str] | None = None, root: Path | None = None) -> Checked:
     """Read and check a plan, with the inputs that are set where that is known, and have bash parse its commands."""
-    return read_plan(file, BashSyntax(parse_only), given)
+    return read_plan(file, BashSyntax(parse_only), given, root)
 
 
 def find_plan(named: str, root: Path | None, environment: Mapping[str, str] = os.environ) -> Path:
@@ -91,7 +95,14 @@ def _in_root(named: str, root: Path | None) -> list[Path]:
         return []  # a path: it means a folder or a file
 
 
-def tell(file: Path, checked: Checked, terminal: Terminal, *, json: bool = False) -> None:
+def tell(
+    file: Path,
+    checked: Checked,
+    terminal: Terminal,
+    *,
+    json: bool = False,
+    is_set: Container[str] = (),
+) -> None:
     """Print every finding about a plan."""
     findings = checked.findings
     if json:
@@ -106,7 +117,7 @@ def tell(file: Path, checked: Checked, terminal: Terminal, *, json: bool = False
     for finding in findings.notes:
         terminal.note(plain(_problem(file, finding)))
     for each in checked.plan.inputs:
-        if each.default is not None:
+        if each.default is not None and each.name not in is_set:
             terminal.note(
                 plain(f"{file}:{each.line}: the input {each.name} is {each.default!r} unless it is set")
             )

@@ -39,7 +39,7 @@ class Verb:
 
 
 VERBS = {
-    "check": Verb((0, 1), _JSON),
+    "check": Verb((0, 1), {**_JSON, "--set": _SET}),
     "graph": Verb((0, 1), _COMMON),
     "submit": Verb(
         (1, 1), {**_JSON, "--set": _SET, "--inputs": _TEXT, "--priority": _TEXT, "--dry-run": _FLAG}
@@ -187,7 +187,8 @@ def _pairs(asked: Asked) -> list[str]:
 def _check(asked: Asked, root: Path | None, quiet: bool) -> int:
     from watchbill.cli.plan_checking import check_plan
 
-    return check_plan([*asked.words, "."][0], json=asked.flag("--json"), root=root, quiet=quiet)
+    plan = [*asked.words, "."][0]
+    return check_plan(plan, _pairs(asked), json=asked.flag("--json"), root=root, quiet=quiet)
 
 
 def _graph(asked: Asked, root: Path | None, quiet: bool) -> int:

@@ -64,7 +64,7 @@ def submit_plan(submission: Submission, *, dry_run: bool, json: bool, root: Path
     folder, terminal = find_fleet(root), Terminal(quiet=quiet)
     file = find_plan(submission.plan, folder)
     given = read_inputs(submission.pairs, submission.inputs)
-    checked = read_with_bash(file, given)
+    checked = read_with_bash(file, given, folder)
     agents = Agents.joined(FolderDisk(folder))
     settled = settle_inputs(checked.plan, given) if checked.is_right else {}
     if checked.is_right:
@@ -75,7 +75,7 @@ def submit_plan(submission: Submission, *, dry_run: bool, json: bool, root: Path
     name = _name_in(folder, file)
     batch = batch_id(datetime.now().astimezone(), secrets.token_hex(3))  # the local time: people read it
     priority = priority_from(submission.priority) or priority_of(settled)
-    order = ExecutePlan(batch, name, shared_inputs(given, PurePosixPath(folder)), priority)
+    order = ExecutePlan(batch, name, _inputs_to_store(given, settled, folder), priority)
     if dry_run:
         _show_commands(folder, order, checked.plan, settled, terminal)
         return 0
@@ -83,6 +83,14 @@ def submit_plan(submission: Submission, *, dry_run: bool, json: bool, root: Path
     _told(folder, order, terminal, json=json)
     agents.tell_what_waits(checked.plan, settled, terminal)
     return 0
+
+
+def _inputs_to_store(
+    given: Mapping[str, str], settled: Mapping[str, str], folder: Path
+) -> dict[str, str | BelowRoot]:
+    """The inputs that were given, and the defaults that are paths of this machine to the shared folder."""
+    shared = shared_inputs(settled, PurePosixPath(folder))
+    return {name: value for name, value in shared.items() if name in given or isinstance(value, BelowRoot)}
 
 
 def read_inputs(pairs: Sequence[str], inputs: str | None) -> dict[str, str]:

@@ -9,7 +9,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from watchbill.errors import NameRefused
 from watchbill.names import inside
@@ -86,10 +86,13 @@ def check(
     exists: Exists | None = None,
     syntax: BashSyntax | None = None,
     content_of: ContentOf | None = None,
+    *,
     given: Mapping[str, str] | None = None,
+    root: PurePosixPath | None = None,
 ) -> Checked:
     """Reads and checks a plan. Without `exists` no file is looked for, without `syntax` bash is not asked, without
-    `content_of` no manifest is read, without `given` it is not known which inputs will be set."""
+    `content_of` no manifest is read, without `given` it is not known which inputs will be set, without `root` not where
+    the shared folder is."""
     findings = Findings()
     document = read_document(text, findings)
     tasks = with_names(tuple(read_task(each, findings) for each in document.tasks))
@@ -107,7 +110,8 @@ def check(
         _files(plan, exists, findings)
     if content_of is not None:
         defaults = {each.name: each.default for each in plan.inputs if each.default is not None}
-        inputs = InputValues({}, defaults) if given is None else InputValues({**defaults, **given})
+        is_final = given is not None
+        inputs = InputValues({**defaults, **given} if is_final else {}, {} if is_final else defaults, root)
         check_manifests(
             plan.tasks,
             lambda task: places_of(task, plan.commands.get(task.name)),
@@ -119,11 +123,14 @@ def check(
 
 
 def read_plan(
-    path: Path, syntax: BashSyntax | None = None, given: Mapping[str, str] | None = None
+    path: Path,
+    syntax: BashSyntax | None = None,
+    given: Mapping[str, str] | None = None,
+    root: Path | None = None,
 ) -> Checked:
     """Reads and checks the plan.md at this path; scripts are looked for beside it. Raises OSError.
 
-    `given`: the inputs that are set, where that is known."""
+    `given`: the inputs that are set, where that is known. `root`: the shared folder, where it is known."""
     with path.open("rb") as opened:
         content = opened.read(limits.PLAN_FILE_BYTES_MAX + 1)
     if len(content) > limits.PLAN_FILE_BYTES_MAX:
@@ -133,7 +140,10 @@ def read_plan(
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
         return _unreadable(line, f"byte {content[error.start]:#04x} is not UTF-8", "save the file as UTF-8")
-    return check(text, files_below(path.parent), syntax, contents_below(path.parent), given)
+    shared = None if root is None else PurePosixPath(root.absolute())
+    return check(
+        text, files_below(path.parent), syntax, contents_below(path.parent), given=given, root=shared
+    )
 
 
 def files_below(folder: Path) -> Exists:

@@ -52,6 +52,8 @@ _META_COMMAND = re.compile(rf"({'|'.join(_META_COMMANDS)})(\s+[A-Za-z0-9][A-Za-z
 
 #: A command that is one quoted word.
 _ALL_IN_QUOTES = re.compile(r"""\"((?:[^\"\\]|\\.)*)\"|'([^']*)'""", re.DOTALL)
+#: `{a,b}` of a shell, also cut at the comma as lists are; a placeholder has no comma.
+_ALTERNATIVES = re.compile(r"(?<!\\)\{(?:[^{}]*,|[^{}]*$)")
 #: In foreach: a list or an object of JSON, and the signs of a pattern.
 _ITEMS_THEMSELVES = re.compile(r"\[|\{\s*[\"'}]")
 _PATTERN = re.compile(r"[*?]")
@@ -535,6 +537,12 @@ class _Fields:
                     line,
                     f"{shown(text)} in {key} is no path: only a shell knows what it stands for",
                     "write it in full, or below {PLAN_PATH}",
+                )
+            elif _ALTERNATIVES.search(text):
+                self._wrong(
+                    line,
+                    f"{shown(text)} in {key}: only a shell reads several names from one pair of braces",
+                    "write each path in full, with commas between them",
                 )
         return found
 

@@ -3,12 +3,15 @@
 Only a file that no task of the plan writes can be read before anything runs: one in the plan's folder, or the one that
 an input names. Where the task waits for others, one of them may still write the file without a word of it in the plan,
 and a default counts only unless the input is set: then a mistake is a note, no error.
+
+The coordinator reads the file: one outside of the shared folder is never found, also where the submitter has it.
 """
 
 import errno
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import PurePosixPath
 
 from watchbill.errors import OursError
 from watchbill.plans import limits
@@ -37,6 +40,7 @@ class InputValues:
 
     given: Mapping[str, str] = field(default_factory=dict[str, str])
     defaults: Mapping[str, str] = field(default_factory=dict[str, str])
+    root: PurePosixPath | None = None  # the shared folder, where it is known: inputs may name files below it
 
     def of(self, name: str) -> str | None:
         """The value of an input; None where it is not known."""
@@ -55,8 +59,8 @@ class _Looked:
     def doubt(self) -> str:
         """In words; "" where a mistake is certain."""
         if self.unless:
-            return f"unless {self.unless} is set"
-        return "as it is now" if self.task.depends_on else ""
+            return f"with the default of {self.unless}"
+        return "as the file is now" if self.task.depends_on else ""
 
 
 def check_manifests(
@@ -77,7 +81,7 @@ def check_manifests(
     read: dict[Place, list[Item] | None] = {}
     for task in looping:
         looked = _by_input(task, values) or _in_folder(task, findings)
-        if looked is None or looked.place.file in made:
+        if looked is None or _strays(looked, values, findings) or looked.place.file in made:
             continue
         if looked.place not in read:
             read[looked.place] = _items(looked, content_of, findings)
@@ -95,8 +99,6 @@ def _by_input(task: Task, values: InputValues) -> _Looked | None:
     if not names or len(known) < len(set(names)) or any(name in BUILT_INS for name in names):
         return None
     file = fill(text, lambda place: known[place.name]).removeprefix("./")
-    if not file or "\0" in file or file.startswith("~") or ".." in file.split("/"):
-        return None
     unless = next((name for name in names if name not in values.given), "")
     return _Looked(task, Place(file, task.foreach.path), unless)
 
@@ -110,8 +112,43 @@ def _in_folder(task: Task, findings: Findings) -> _Looked | None:
         findings.note(
             task.line_of("foreach"), f"{says}, and {shown(task.name)} waits for no task that writes it"
         )
-    is_elsewhere = "{" in file or file.startswith(("/", "~")) or ".." in file.split("/")
-    return None if is_elsewhere else _Looked(task, Place(file, task.foreach.path))
+    return None if "{" in file else _Looked(task, Place(file, task.foreach.path))
+
+
+def _strays(looked: _Looked, values: InputValues, findings: Findings) -> bool:
+    """Whether a path leads to no file that the coordinator could read; then a finding says so."""
+    file, says, hint = looked.place.file, "", "put the file into the plan's folder, or name it below {ROOT}"
+    path = PurePosixPath(file)
+    if not file:
+        says, hint = f"the foreach of {shown(looked.task.name)} names no file", "set the input that names it"
+    elif "\0" in file:
+        says = f"{shown(file)} is no path"
+    elif file.startswith(("~", "$")):
+        says = f"{shown(file)} in foreach is no path: only a shell knows what it stands for"
+    elif path.is_absolute() and (below := _below(values.root, path)):
+        if _is_by_input(looked):  # it is stored relative to the shared folder
+            return False
+        says, hint = f"{shown(file)} may be elsewhere on other machines", f"write {{ROOT}}/{below}"
+    elif ".." in path.parts or (path.is_absolute() and not (_is_by_input(looked) and values.root is None)):
+        says = f"{shown(file)} is outside of the shared folder, and the coordinator reads the file of a foreach there"
+    if not says:
+        return False
+    if looked.unless:
+        findings.note(looked.task.line_of("foreach"), f"{looked.doubt}, {says}", hint)
+    else:
+        findings.wrong(looked.task.line_of("foreach"), says, hint)
+    return True
+
+
+def _is_by_input(looked: _Looked) -> bool:
+    assert looked.task.foreach is not None
+    return looked.task.foreach.file.startswith("{")
+
+
+def _below(root: PurePosixPath | None, path: PurePosixPath) -> str:
+    """A path relative to the shared folder; "" where it is not in it, or where that is not known."""
+    is_below = root is not None and ".." not in path.parts and path.is_relative_to(root)
+    return str(path.relative_to(root)) if root is not None and is_below else ""
 
 
 def _items(looked: _Looked, content_of: ContentOf, findings: Findings) -> list[Item] | None:
@@ -139,7 +176,9 @@ def _say_missing(looked: _Looked, findings: Findings) -> None:
     if looked.unless:
         hint = f"add the file, or correct the default of {looked.unless}"
         findings.note(
-            task.line_of("foreach"), f"{says}, and {shown(task.name)} reads it {looked.doubt}", hint
+            task.line_of("foreach"),
+            f"{says}, and {shown(task.name)} reads it unless {looked.unless} is set",
+            hint,
         )
     elif task.depends_on:
         findings.note(
@@ -176,6 +215,6 @@ def _nearest_field(wanted: Placeholder, item: Item) -> str:
 
 def _say(looked: _Looked, line: int, text: str, hint: str, findings: Findings) -> None:
     if looked.doubt:
-        findings.note(line, f"{text}, {looked.doubt}", hint)
+        findings.note(line, f"{looked.doubt}, {text}", hint)
     else:
         findings.wrong(line, text, hint)
