@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
 
@@ -10,6 +11,7 @@ from support.model_package import offer_package
 from support.ollama_folder import keep_model, snapshot
 from support.open_gateway import CATALOG, HELLO, OpenGateway, open_gateway
 from watchbill.catalog import EngineRules, LibraryRules, Model
+from watchbill.runtime.library import Library
 from watchbill.units import Bytes
 
 FILE = "Qwen2.5-0.5B-Instruct-Q4_K_M.gguf"
@@ -157,3 +159,23 @@ async def test_a_removed_embedded_model_comes_back_when_it_is_pulled_by_its_name
         pulled = await opened.ask("/api/pull", {"model": "smollm2", "stream": False})
         assert (pulled.status, pulled.json["status"]) == (200, "success")
         assert await status_of(opened, "smollm2") == 200
+
+
+async def test_an_embedded_model_that_went_has_its_names_again_when_its_file_is_back(
+    models: Path, model_file: bytes
+) -> None:
+    """Issue 19: it came back under the name of its file, and callers of `smollm2` got 404."""
+    file = models / "SmolLM2-135M-Instruct.Q4_1.gguf"
+    embedded = replace(CATALOG.models["a"], name="smollm2", source=str(file), aliases=("default",))
+    file.write_bytes(model_file)
+    async with open_gateway(HELLO, catalog=HERE, root=models.parent) as opened:
+        whole = replace(HERE, models=MappingProxyType({"smollm2": embedded}))
+        library = Library.of(models, whole, is_default=True)
+        assert "smollm2" in library.catalog.models
+        await library.remove(None, "smollm2")
+        assert not file.exists() and not library.catalog.models
+        file.write_bytes(model_file)
+        await library.look_again(opened.driver)  # it may still be written
+        await library.look_again(opened.driver)
+        assert set(library.catalog.models) == {"smollm2"}
+        assert library.catalog.find_model("default") is not None

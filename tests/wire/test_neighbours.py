@@ -95,6 +95,26 @@ async def test_lm_studio_lists_models() -> None:
         assert (await opened.ask("/api/v0/models/b/with:slash")).json["type"] == "llm"
 
 
+@pytest.mark.parametrize("lane", ["", "/lane/batch"])
+async def test_whole_answers_have_the_figures_that_lm_studio_tells(lane: str) -> None:
+    """LANE-01, issue 18: `stats`, `model_info` and `runtime`, as LM Studio documents them; nowhere else."""
+    async with open_gateway(HELLO) as opened:
+        told = (await opened.ask(f"{lane}/api/v0/chat/completions", CHAT)).json
+        assert told["choices"][0]["message"]["content"] == "hello there"
+        stats = told["stats"]
+        assert set(stats) == {"tokens_per_second", "time_to_first_token", "generation_time", "stop_reason"}
+        assert stats["stop_reason"] == "eosFound"
+        assert 0 <= stats["time_to_first_token"] < 10 and 0 <= stats["generation_time"] < 10
+        assert set(told["model_info"]) == {"arch", "quant", "format", "context_length"}
+        assert told["model_info"]["context_length"] == 4096
+        assert set(told["runtime"]) == {"name", "version", "supported_formats"}
+        text = (await opened.ask(f"{lane}/api/v0/completions", {"model": "a", "prompt": "hi"})).json
+        assert "stats" in text
+        assert "stats" not in (await opened.ask("/v1/chat/completions", CHAT)).json
+        refused = await opened.ask(f"{lane}/api/v0/chat/completions", {**CHAT, "model": "nope"})
+        assert (refused.status, set(refused.json)) == (404, {"error"})
+
+
 async def test_llama_swap_says_what_runs_and_unloads_it() -> None:
     """LANE-01"""
     async with open_gateway(HELLO) as opened:

@@ -109,6 +109,8 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
 
 #: Words of other programs that mean a command here.
 SPOKEN = {"ls": "list", "serve": "up", "help": "--help", "version": "--version"}
+#: Options of `run` that mean this where they stand alone.
+OPEN_OPTIONS = {"--think": "--think=true"}
 #: Words of other programs, and what to do instead.
 ELSEWHERE = {
     "create": "write [models.NAME] into watchbill.toml, or let a client of Ollama call POST /api/create",
@@ -159,6 +161,7 @@ def run_app(arguments: Sequence[str]) -> int:
     _refuse_empty(arguments)
     if arguments and arguments[0] in SPOKEN:
         arguments = [SPOKEN[arguments[0]], *arguments[1:]]
+    arguments = _with_values(arguments)
     _refuse_unknown(arguments)
     app = build_app(arguments[0] if arguments else "")
     try:
@@ -168,6 +171,12 @@ def run_app(arguments: Sequence[str]) -> int:
     raise_again()  # until here nothing had to be cleaned up
     outcome = cast("object", command(*bound.args, **bound.kwargs))
     return outcome if isinstance(outcome, int) else 0
+
+
+def _with_values(arguments: Sequence[str]) -> list[str]:
+    """The arguments with the value of options that have one behind `=` only: the word behind them is the question."""
+    before = len(list(takewhile(lambda word: word != "--", arguments)))
+    return [OPEN_OPTIONS.get(word, word) if place < before else word for place, word in enumerate(arguments)]
 
 
 class WrongUse(OursError):

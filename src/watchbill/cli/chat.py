@@ -28,7 +28,7 @@ from watchbill.errors import (
     WaitExceeded,
 )
 
-__all__ = ["Conversation", "Verbose", "chat", "talk"]
+__all__ = ["Conversation", "Verbose", "chat", "talk", "thinking_options"]
 
 _DEFAULTS = Common()
 Verbose = Annotated[
@@ -41,9 +41,12 @@ Verbose = Annotated[
 ]
 _HELP = "/new forgets the conversation, /model NAME changes the model, /exit or Ctrl-D leaves, Ctrl-C stops an answer"
 _MORE_HELP = (
-    "/system TEXT sets the system prompt, /verbose turns the figures after each answer on or off, "
+    "/system TEXT sets the system prompt, /set think and /set nothink turn thinking on and off, "
+    "/verbose turns the figures after each answer on or off, "
     '""" begins and ends a question of several lines'
 )
+#: The fields of a request that say whether, or how much, to think.
+_THINKING = frozenset({"reasoning_effort", "chat_template_kwargs"})
 #: What begins and ends a question of several lines, as in Ollama.
 _FENCE = '"""'
 
@@ -63,10 +66,12 @@ class Conversation:
         max_tokens: int | None,
         *,
         verbose: bool = False,
+        shows_thoughts: bool = False,
         options: Mapping[str, object] | None = None,
     ) -> None:
         self.model = model
         self.verbose = verbose  # prints the figures of each answer after it
+        self._shows_thoughts = shows_thoughts
         self._session = session
         self._max_tokens = max_tokens
         self._options = dict(options or {})  # further fields of each request
@@ -80,6 +85,13 @@ class Conversation:
     def instruct(self, system: str) -> None:
         """Sets the system prompt of the answers to come."""
         self._opening = [{"role": "system", "content": system}]
+
+    def think(self, wanted: bool | str) -> None:
+        """Says whether, or how much, the model thinks from now on; thoughts that are asked for are shown."""
+        self._shows_thoughts = wanted is not False
+        self._options = {
+            name: value for name, value in self._options.items() if name not in _THINKING
+        } | thinking_options(wanted)
 
     def ask(self, question: str) -> str:
         """Asks, prints the answer as it arrives, and returns it. An interruption also stops the model."""
@@ -128,7 +140,7 @@ class Conversation:
             self._whisper("")
 
     def _read(self, lines: Lines, timings: Timings) -> Iterator[str]:
-        begun, ended = False, ""
+        begun, ended, thought = False, "", False
         for line in lines:
             if (
                 line.startswith(":") and not begun
@@ -142,9 +154,11 @@ class Conversation:
             chunk = fields(parse(data.encode()))
             timings.take(chunk)
             piece, ended = _piece(chunk, ended)
-            if not piece and not begun and _thinks(chunk):
-                self._whisper("thinking …")
+            if not piece and not begun and (thoughts := _thoughts(chunk)):
+                thought = self._show_thoughts(thoughts, thought)
             if piece:
+                if thought and not begun:
+                    self._session.terminal.note("\n...done thinking.\n")
                 begun = True
                 timings.count_piece()
                 self._whisper("")
@@ -155,6 +169,17 @@ class Conversation:
                 raise EngineFailed(f"the answer ended before its end; look with: {look}")
         if ended == "length":
             self._session.terminal.note("\n(cut: the longest answer was reached)")
+
+    def _show_thoughts(self, thoughts: str, begun: bool) -> bool:
+        """On standard error, because they are no part of the answer; returns whether any are shown."""
+        if not self._shows_thoughts:
+            self._whisper("thinking …")
+            return False
+        if not begun:
+            self._whisper("")
+            self._session.terminal.note("Thinking...")
+        self._session.terminal.mutter(thoughts)
+        return True
 
     def _whisper(self, text: str) -> None:
         """Shows a temporary message on a terminal; the next one replaces it."""
@@ -174,9 +199,19 @@ def _piece(chunk: Fields, ended: str) -> tuple[str, str]:
     return "", ended
 
 
-def _thinks(chunk: Fields) -> bool:
-    """Whether a chunk has a thought of the model instead of a piece of its answer."""
-    return any(fields(choice.get("delta")).get("reasoning_content") for choice in rows_of(chunk, "choices"))
+def _thoughts(chunk: Fields) -> str:
+    """The thoughts of the model in a chunk."""
+    for choice in rows_of(chunk, "choices"):
+        if isinstance(text := fields(choice.get("delta")).get("reasoning_content"), str):
+            return text
+    return ""
+
+
+def thinking_options(wanted: bool | str) -> dict[str, object]:
+    """The fields of a request that say whether, or how much, to think."""
+    if isinstance(wanted, bool):
+        return {"chat_template_kwargs": {"enable_thinking": wanted}}
+    return {"reasoning_effort": wanted, "chat_template_kwargs": {"enable_thinking": True}}
 
 
 def chat(
@@ -280,6 +315,12 @@ def _obey(asked: str, conversation: Conversation, session: Session) -> None:
         case ["/set", "verbose" | "quiet" as word]:
             conversation.verbose = word == "verbose"
             terminal.note(f"figures after each answer: {'on' if conversation.verbose else 'off'}")
+        case ["/set", "think" | "nothink" as word]:
+            conversation.think(word == "think")
+            terminal.note(f"thinking: {'on' if word == 'think' else 'off'}")
+        case ["/set", "think", "low" | "medium" | "high" as effort]:
+            conversation.think(effort)
+            terminal.note(f"thinking: {effort}")
         case ["/system", _, *_] | ["/set", "system", _, *_]:
             conversation.instruct(asked.partition("system")[2].strip().strip('"'))
             terminal.note("the system prompt is set")

@@ -20,6 +20,7 @@ from cyclopts import Parameter
 from watchbill import __version__
 from watchbill.catalog import RAM
 from watchbill.cli.client import Client, DaemonRefused
+from watchbill.cli.limits import CLI_DOCTOR_FILES_MAX
 from watchbill.cli.options import CONFIG_DEFAULT, Common
 from watchbill.cli.session import open_for_doctor
 from watchbill.cli.terminal import Terminal, plain
@@ -107,6 +108,7 @@ def check_all(root: Root, client: Client | None, config: Path | None) -> list[Fi
         *check_memory(),
         *check_cards(config, root),
         *check_config(config, root),
+        *check_models(root),
         *check_daemon(root, client),
     ]
 
@@ -222,6 +224,32 @@ def check_config(path: Path | None, root: Root) -> list[Finding]:
             for found in examine(loaded, look_at(loaded, root))
         ),
     ]
+
+
+def check_models(root: Root) -> list[Finding]:
+    """Files of the models folder that are not served though they were meant to be."""
+    from watchbill.shelf import Folder, Why
+
+    if not root.models.is_dir():
+        return []
+    _, passed = Folder(root.models).look()
+    advice = {
+        Why.BROKEN: "fetch it again, or remove the file",
+        Why.UNFINISHED: "the command that began the download continues it; or remove the file",
+        Why.SAME_NAME: "rename one of the two files",
+    }
+    told = [each for each in passed if each.why in advice]
+    found = [
+        Finding(
+            "model file", Health.WARN, f"{each.file.relative_to(root.models)}: {each.told}", advice[each.why]
+        )
+        for each in told[:CLI_DOCTOR_FILES_MAX]
+    ]
+    if more := len(told) - len(found):
+        found.append(
+            Finding("model file", Health.WARN, f"and {more} more", f"{root.command('list')} names all")
+        )
+    return found
 
 
 def check_daemon(root: Root, client: Client | None) -> list[Finding]:

@@ -19,6 +19,8 @@ CLI_SERVED_S = 10
 CLI_LOG_TAIL_LINES = 200
 CLI_LOG_TAIL_BYTES_MAX = 2**20
 CLI_CHAT_MESSAGES_MAX = 1000
+#: Model files that `doctor` names one by one.
+CLI_DOCTOR_FILES_MAX = 8
 #: Default number of lines of `spool list`.
 CLI_SPOOL_ROWS = 50
 #: Files that `spool list --json` looks at between two writes.

@@ -21,7 +21,7 @@ from cyclopts.validators import Number
 
 from watchbill.cli.actions import evict
 from watchbill.cli.app import WrongUse
-from watchbill.cli.chat import Conversation, Verbose, talk
+from watchbill.cli.chat import Conversation, Verbose, talk, thinking_options
 from watchbill.cli.client import Client, DaemonRefused, parse
 from watchbill.cli.options import Common, Json
 from watchbill.cli.pull import pull_through_daemon
@@ -236,6 +236,22 @@ def run(
             help="How long the model stays in memory after the answer: 10m, 0, or -1 for as long as it may."
         ),
     ] = None,
+    think: Annotated[
+        bool | Literal["low", "medium", "high"] | None,
+        Parameter(
+            negative="",
+            show_choices=False,
+            help="Let the model think first, and show its thoughts on standard error. --think=false: without; "
+            "--think=low, medium, high: how much.",
+        ),
+    ] = None,
+    hidethinking: Annotated[
+        bool, Parameter(negative="", show_default=False, help="Do not show the model's thoughts.")
+    ] = False,
+    nowordwrap: Annotated[
+        bool,
+        Parameter(negative="", show_default=False, help="Changes nothing: lines are never wrapped here."),
+    ] = False,
     common: Common = _DEFAULTS,
 ) -> None:
     """Talk to a model, or ask it one question.
@@ -248,7 +264,12 @@ def run(
     options: dict[str, object] = {} if format is None else {"response_format": {"type": "json_object"}}
     if keepalive is not None:
         options["keep_alive"] = keepalive
-    conversation = Conversation(session, model, system, max_tokens, verbose=verbose, options=options)
+    if think is not None:
+        options |= thinking_options(think)
+    shows = think not in {None, False} and not hidethinking
+    conversation = Conversation(
+        session, model, system, max_tokens, verbose=verbose, shows_thoughts=shows, options=options
+    )
     if asked:
         conversation.ask(asked)
     elif sys.stdin.isatty():

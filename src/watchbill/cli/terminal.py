@@ -108,6 +108,12 @@ class Terminal:
         if not self.quiet:
             print(self._spelled(text), file=self._error, flush=True)
 
+    def mutter(self, text: str) -> None:
+        """Writes a piece of what is not a result as it arrives; nothing with --quiet."""
+        if not self.quiet:
+            self._error.write(self.mark(self._spelled(plain(text)), "dim"))
+            self._error.flush()
+
     def whisper(self, text: str) -> None:
         """Shows a temporary message on a terminal; the next one replaces it, and an empty one erases it."""
         if not self.is_live or not (text or self._whispering):

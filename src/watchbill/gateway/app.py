@@ -64,8 +64,8 @@ PASSED_FORMS = (
 )  # fmt: skip
 #: Those that are only read; the model is in the query.
 PASSED_READS = ("/v1/audio/voices", "/props", "/slots")
-#: Before OpenAI's addresses: none, for clients whose base address lacks /v1, and those of LM Studio and Azure.
-BESIDE_V1 = ("", "/api/v0", "/openai/v1", "/openai/deployments/{deployment}")
+#: Before OpenAI's addresses: none, for clients whose base address lacks /v1, and those of Azure.
+BESIDE_V1 = ("", "/openai/v1", "/openai/deployments/{deployment}")
 #: Azure's, in place of /v1: its newer clients have the one, its older ones the other.
 AZURE = ("/openai/v1", "/openai")
 #: Methods below /upstream.
@@ -232,6 +232,11 @@ class Gateway(Services):
                 ("POST", prefix + path, Access.KEY, deployed(handler))
                 for prefix in BESIDE_V1
                 for path, handler in own.items()
+            ),
+            ("POST", "/api/v0/embeddings", Access.KEY, v1.embeddings),
+            *(
+                ("POST", f"/api/v0{path}", Access.KEY, studio.with_figures(own[path]))
+                for path in ("/chat/completions", "/completions")
             ),
             ("GET", "/v1/realtime", Access.KEY, self._websockets.realtime),
             ("GET", "/models", Access.KEY, v1.models),

@@ -56,6 +56,9 @@ class Library:
         )
         self.registry = registry  # where models without a host in their name come from
         self._declared = declared
+        self._absent: dict[
+            str, Model
+        ] = {}  # declared by the embedded default; served again once their files are there
         self._entries: dict[str, Entry] = {}
         self._shelf = Shelf(folder, declared.library)
         self._finding = Finding()
@@ -183,7 +186,7 @@ class Library:
     async def declare(self, driver: Driver, declared: Catalog) -> list[str]:
         """Takes over a new config; returns the changes as sentences."""
         async with self._turn:
-            self._declared = declared
+            self._declared, self._absent = declared, {}
             self._shelf.allow(declared.library)
             self._finding = await asyncio.to_thread(self._shelf.look)
             await asyncio.to_thread(self._placing.learn, self._unplaced())
@@ -197,8 +200,20 @@ class Library:
                 self._finding = self._finding._replace(passed=found.passed)
                 return []
             self._finding = found
+            self._take_back()
             await asyncio.to_thread(self._placing.learn, self._unplaced())
             return await self._reload(driver)
+
+    def expect(self, declared: Catalog) -> None:
+        """Models of the embedded default that are not here: their file, once it comes, has the names they had."""
+        self._absent |= {
+            name: model for name, model in declared.models.items() if name not in self._declared.models
+        }
+
+    def _take_back(self) -> None:
+        back = {name: model for name, model in self._absent.items() if Path(model.source or "/").is_file()}
+        self._absent = {name: model for name, model in self._absent.items() if name not in back}
+        self._declared = replace(self._declared, models=MappingProxyType({**back, **self._declared.models}))
 
     async def _reload(self, driver: Driver | None) -> list[str]:
         """Serves what there is now. Without a daemon there is no driver, and only the disk changes."""
@@ -234,7 +249,8 @@ class Library:
         """Takes a model of the models folder off the shelf: first out of memory, then off the disk."""
         if self._is_default and (embedded := self._declared.find_model(name)) is not None:
             rest = {key: model for key, model in self._declared.models.items() if model is not embedded}
-            self._declared = replace(self._declared, models=MappingProxyType(rest))
+            whole, self._declared = self._declared, replace(self._declared, models=MappingProxyType(rest))
+            self.expect(whole)
             self._served = self._serve()
         entry = self.find(name)
         found = next((each for each in self._finding.models if each.entry is entry), None)

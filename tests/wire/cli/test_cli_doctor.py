@@ -139,3 +139,19 @@ def test_a_log_of_a_model_that_is_not_there_names_those_that_are(alone):
     assert done.returncode == 1
     assert "there are logs of: qwen" in done.stderr
     assert "terminal" not in done.stderr
+
+
+def test_broken_and_unfinished_model_files_are_named(alone):
+    """Issue 19: a file in the models folder that is not served is told, with what to do."""
+    root = Root(alone.home / "root")
+    root.create()
+    root.models.mkdir(exist_ok=True)
+    assert "model file" not in alone("doctor").stdout
+    (root.models / "half.gguf").write_bytes(b"GGUF\x03\0\0\0")
+    done = alone("doctor", "--json")
+    assert done.returncode == 0
+    assert findings(done)["model file"][0] == "warn"
+    assert findings(done)["model file"][1].startswith("half.gguf: broken: ")
+    for number in range(9):
+        (root.models / f"more-{number}.gguf").write_bytes(b"<html>")
+    assert findings(alone("doctor", "--json"))["model file"] == ("warn", "and 2 more")

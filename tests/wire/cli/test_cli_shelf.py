@@ -192,6 +192,35 @@ def test_run_verbose_prints_the_figures_that_ollama_prints(watchbill, daemon):
     assert "duration" not in watchbill("run", "tiny", "Why?").stderr, "only where it was asked for"
 
 
+def test_run_lets_a_model_think_and_shows_or_hides_its_thoughts(watchbill, daemon):
+    """Issue 19: `--think`, `--think=high`, `--hidethinking` and `--nowordwrap` as Ollama's users type them."""
+
+    def thinking(line):
+        line.open()
+        for delta in (
+            {"reasoning_content": "the air"},
+            {"reasoning_content": " scatters\n"},
+            {"content": "blue"},
+        ):
+            line.say(f"data: {json.dumps({'choices': [{'delta': delta, 'finish_reason': None}]})}\n\n")
+        line.say('data: {"choices": [{"delta": {}, "finish_reason": "stop"}]}\n\ndata: [DONE]\n\n')
+
+    daemon.answers[("POST", "/api/show")] = (200, {})
+    daemon.answers[("POST", "/v1/chat/completions")] = thinking
+    shown = watchbill("run", "tiny", "--think", "Why?", "--nowordwrap")
+    assert (shown.returncode, shown.stdout) == (0, "blue\n"), shown.stderr
+    assert shown.stderr == "Thinking...\nthe air scatters\n\n...done thinking.\n\n"
+    assert daemon.heard[-1].json["messages"] == [{"role": "user", "content": "Why?"}]
+    assert daemon.heard[-1].json["chat_template_kwargs"] == {"enable_thinking": True}
+    hidden = watchbill("run", "tiny", "--think=high", "--hidethinking", "Why?")
+    assert (hidden.returncode, hidden.stdout, hidden.stderr) == (0, "blue\n", "")
+    assert daemon.heard[-1].json["reasoning_effort"] == "high"
+    without = watchbill("run", "tiny", "--think=false", "Why?")
+    assert (without.returncode, without.stdout, without.stderr) == (0, "blue\n", "")
+    assert daemon.heard[-1].json["chat_template_kwargs"] == {"enable_thinking": False}
+    assert watchbill("run", "tiny", "--think=loud", "Why?").returncode == 2
+
+
 def test_figures_of_an_engine_that_tells_none_are_measured():
     moments = iter((0.0, 2.0, 4.0, 4.0))
     timings = Timings(lambda: next(moments))
