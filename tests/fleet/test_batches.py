@@ -559,6 +559,26 @@ def test_the_file_of_a_foreach_may_be_an_input(fleet: FleetFolder) -> None:
     }
 
 
+def test_a_default_that_the_author_changes_is_named_when_the_batch_is_resumed(fleet: FleetFolder) -> None:
+    """PLAN-07: a batch keeps its inputs, and ran once more with the old value without a word about it."""
+    folder = fleet.write_plan("p", "### a\n- **command**: `[ {SIZE} {MODE} = 3x ]`\n- **retries**: 0\n")
+    plan = folder / "plan.md"
+    plan.write_text(plan.read_text() + "\n## Inputs\n- `SIZE` (default: 2)\n- `MODE` (default: y)\n")
+    plan.write_text(plan.read_text().replace("[ {SIZE} {MODE} =", "[ {SIZE}{MODE} ="))
+    fleet.start_coordinator()
+    fleet.start_agent("cpu-1")
+    batch = fleet.submit("p", "--set", "MODE=x")
+    assert fleet.wait(batch) == 1
+    plan.write_text(plan.read_text().replace("default: 2", "default: 3"))
+    told = fleet.plan("resume", batch, "--explain").stderr
+    assert "the input SIZE stays '2', and its default is now '3'; to change it add --set SIZE=3" in told
+    assert "MODE" not in told
+    resumed = fleet.plan("resume", batch, "--set", "SIZE=3")
+    assert (resumed.returncode, "stays" in resumed.stderr) == (0, False)
+    assert fleet.wait(batch) == 0
+    assert fleet.status(batch)["shortage"] is None
+
+
 def test_rows_that_the_author_adds_run_when_the_batch_is_resumed(fleet: FleetFolder) -> None:
     """PLAN-07: a file that no task writes is the author's; only rows that changed, and what waits for them, run."""
     tasks = """

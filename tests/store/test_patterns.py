@@ -105,6 +105,21 @@ def test_a_pattern_means_what_it_means_in_bash(folder: Path, pattern: str, expec
     assert found(pattern, folder) == sorted(expected)
 
 
+def test_nothing_is_looked_for_below_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """PLAN-02: `**/*/name` asked the disk for a path below each of a million files."""
+    for number in range(100):
+        (tmp_path / f"{number}").touch()
+    (tmp_path / "d").mkdir()
+    (tmp_path / "d" / "x").touch()
+    (tmp_path / "link").symlink_to("d")
+    (tmp_path / "loop").symlink_to("loop")
+    asked: list[object] = []
+    really = os.path.exists
+    monkeypatch.setattr(os.path, "exists", lambda path: asked.append(path) or really(path))
+    assert found("**/*/x", tmp_path) == ["d/x", "link/x"]
+    assert len(asked) < 10
+
+
 @pytest.mark.parametrize("pattern", ["a\0b", "*/a\0b", "\ud800", "", "/" + "x" * 5000])
 def test_what_cannot_name_a_file_names_none(folder: Path, pattern: str) -> None:
     assert [path for path in matches(pattern, folder) if path != f"{folder}/"] == []

@@ -4,7 +4,7 @@ import json as jsonlib
 import secrets
 import shlex
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import cast
@@ -22,13 +22,24 @@ from watchbill.fleet.folder import places
 from watchbill.fleet.folder.disk import FolderDisk
 from watchbill.fleet.folder.requests import Reopening, ask_to_cancel, ask_to_reopen
 from watchbill.fleet.folder.results import ResultReader
+from watchbill.fleet.folder.values import fields_of
 from watchbill.fleet.state.ledger import Effect, Ledger, Phase
 from watchbill.fleet.state.reading import BatchPlace, Follower, batches_of, find_batch
 from watchbill.fleet.state.resuming import Reason, carry_over, reason_of, reason_of_waiting
-from watchbill.fleet.views.overview import BatchView, coordinator_of, limits_fields, overview, overview_fields
+from watchbill.fleet.views.overview import (
+    BatchView,
+    coordinator_of,
+    limits_fields,
+    overview,
+    overview_fields,
+    shortage_field,
+)
 from watchbill.fleet.views.progress import BatchProgress, BatchState, TaskStage
+from watchbill.fleet.views.room import shortage_of
 from watchbill.names import file_stem
 from watchbill.plans.batch import shared_inputs
+from watchbill.plans.check import Plan
+from watchbill.plans.limits import PLAN_INPUTS_BYTES_MAX
 
 __all__ = [
     "asked",
@@ -77,7 +88,8 @@ def show_status(
             show_batch(view, terminal, tasks_max=tasks_max)
         return _code_of(progress)
     if json:
-        terminal.show(jsonlib.dumps({**view.look().fields(), "limits": limits_fields(view.limits)}))
+        told = {"limits": limits_fields(view.limits), "shortage": shortage_field(shortage_of(folder))}
+        terminal.show(jsonlib.dumps({**view.look().fields(), **told}))
     else:
         show_batch(view, terminal, tasks_max=tasks_max)
     return 0
@@ -382,7 +394,10 @@ def resume_batch(
     if not checked.is_right:
         tell(folder / "plans" / place.plan / "plan.md", checked, terminal, json=json)
         return WRONG
-    inputs = shared_inputs(read_inputs(pairs, None), PurePosixPath(folder))
+    given = read_inputs(pairs, None)
+    inputs = shared_inputs(given, PurePosixPath(folder))
+    for note in _kept_defaults(checked.plan, ledger, {*given, *_inputs_told(disk, place)}):
+        terminal.note(plain(note))
     request = Reopening(secrets.token_hex(6), place.batch, place.plan, (), reads_plan=True, inputs=inputs)
     reasons = _reasons(disk, ledger, request)
     if explain:
@@ -392,6 +407,26 @@ def resume_batch(
     kept = sum(reason.is_kept for reason in reasons.values())
     asked(folder, disk, terminal, f"{place.batch} goes on: {kept:,} of {len(reasons):,} known tasks are kept")
     return 0
+
+
+def _inputs_told(disk: FolderDisk, place: BatchPlace) -> set[str]:
+    """The inputs that a batch was submitted with; none where its folder does not say so."""
+    path = f"{places.batch_folder(place.plan, place.batch)}/inputs.json"
+    try:
+        return set(fields_of(disk.read(path, PLAN_INPUTS_BYTES_MAX * 2)).mapping("inputs"))
+    except (OSError, ValueError):
+        return set()
+
+
+def _kept_defaults(plan: Plan, ledger: Ledger, told: set[str]) -> Iterator[str]:
+    """The defaults that were changed in the plan: a batch keeps the inputs that it began with."""
+    for each in plan.inputs:
+        value = ledger.inputs.get(each.name)
+        if each.default is None or not isinstance(value, str) or value == each.default:
+            continue
+        if each.name in plan.used and each.name not in told:
+            says = f"the input {each.name} stays {value!r}, and its default is now {each.default!r}"
+            yield f"{says}; to change it add --set {shlex.quote(f'{each.name}={each.default}')}"
 
 
 def _reasons(disk: FolderDisk, ledger: Ledger, request: Reopening) -> dict[str, Reason]:

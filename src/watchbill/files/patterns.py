@@ -59,7 +59,9 @@ def _below(base: str, parts: tuple[str, ...], seen: set[tuple[str, int]]) -> Ite
             yield from _deep(base, parts[at + 1 :], seen)
             return
         if (wanted := _test_of(part)) is not None:
-            for name in _names(base, wanted):
+            # A file holds nothing: to look for a name below each of a million took minutes.
+            names = _names(base, wanted) if is_last else _folders(base, wanted)
+            for name in names:
                 yield from _found(base + name, parts[at + 1 :], seen)
             return
         name = _plain(part)
@@ -101,6 +103,16 @@ def _entries(folder: str) -> list[os.DirEntry[str]]:
             return list(entries)
     except OSError:
         return []
+
+
+def _folders(folder: str, wanted: Callable[[str], bool]) -> list[str]:
+    """The folders among the names, and the links to some."""
+    return [
+        entry.name
+        for entry in _entries(folder)
+        if wanted(entry.name)
+        and (entry.is_dir(follow_symlinks=False) or (entry.is_symlink() and os.path.isdir(entry.path)))
+    ]
 
 
 def _names(folder: str, wanted: Callable[[str], bool]) -> list[str]:

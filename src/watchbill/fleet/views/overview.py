@@ -25,7 +25,7 @@ from watchbill.fleet.views.room import Shortage, shortage_of
 
 __all__ = [
     "AgentView", "BatchView", "CoordinatorView", "Overview", "agents_of", "coordinator_of", "limits_fields", "overview",
-    "overview_fields", "short_fields",
+    "overview_fields", "short_fields", "shortage_field",
 ]  # fmt: skip
 
 # ------------------------------------------------------------------ coordinator and agents
@@ -216,8 +216,13 @@ def overview_fields(found: Overview) -> dict[str, object]:
         "root": str(found.root), "coordinator": found.coordinator.fields(),
         "agents": {each.name: each.fields() for each in found.agents}, "limits": limits_fields(found.limits),
         "batches": [short_fields(each) for each in found.batches],
-        "shortage": None if found.shortage is None else found.shortage.name.lower(),
+        "shortage": shortage_field(found.shortage),
     }  # fmt: skip
+
+
+def shortage_field(shortage: Shortage | None) -> str | None:
+    """Why the folder takes no more files, in JSON; null where it takes them."""
+    return None if shortage is None else shortage.name.lower()
 
 
 def limits_fields(rules: SandboxRules) -> dict[str, object]:
