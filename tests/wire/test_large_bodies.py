@@ -5,6 +5,7 @@ asked, the status and the answer are the same, whatever the texts hold and where
 reaches an engine or a client.
 """
 
+import base64
 import json
 import re
 from collections.abc import AsyncIterator, Callable
@@ -365,9 +366,8 @@ def told(answer: RawAnswer) -> str:
         error = answer.json["error"]
         return f"{error['code']}, {error['type']}" if isinstance(error, dict) else "refused"
     text = re.sub(r"http-[0-9a-f]+-[0-9]+|[0-9a-f]{16,}", "ID", answer.body.decode())
-    return re.sub(
-        r'("(?:created|created_at|completed_at|[a-z_]+_duration)": ?)("[^"]*"|[0-9.]+)', r"\1T", text
-    )
+    measured = "created|created_at|completed_at|[a-z_]+_duration|tokens_per_second|time_to_first_token|generation_time"
+    return re.sub(rf'("(?:{measured})": ?)("[^"]*"|[0-9.]+)', r"\1T", text)
 
 
 def meant(value: Any) -> Any:
@@ -395,3 +395,31 @@ async def test_a_large_body_means_what_a_small_one_does(name: str, monkeypatch: 
             assert lifted.status == plain.status, (plain.body[:500], lifted.body[:500])
             assert not MARK.search(lifted.body.replace(b"0123456789abcdef", b"")), lifted.body[:500]
             assert told(lifted) == told(plain)
+
+
+IMAGE = base64.b64encode(bytes(range(256)) * 4_000).decode()
+#: Images as they stand in JSON, and how each is answered.
+IMAGES = {
+    "an image": (IMAGE, 200),
+    "slashes as some clients write them": (IMAGE.replace("/", "\\/"), 200),
+    "two letters to fill up": (IMAGE[:-4] + "AA==", 200),
+    "another letter at its end": (IMAGE[:-1] + "!", 400),
+    "another letter at its beginning": ("%" + IMAGE[1:], 400),
+    "a new line": (IMAGE[:9_999] + "\\n" + IMAGE[9_999:], 400),
+    "a letter too many": (IMAGE + "A", 400),
+    "three letters to fill up": (IMAGE[:-3] + "===", 400),
+}
+
+
+@pytest.mark.parametrize("name", IMAGES)
+@pytest.mark.parametrize("path", ["/api/chat", "/api/generate"])
+async def test_a_large_image_that_is_no_base64_is_refused(path: str, name: str) -> None:
+    """Issue 18: what a small body is told, a large one is told as well, before an engine sees it."""
+    image, status = IMAGES[name]
+    rest = '"messages": [{"role": "user", "content": "x", "images": ["%s"]}]'
+    rest = rest if path == "/api/chat" else '"prompt": "x", "images": ["%s"]'
+    body = f'{{"model": "a", "stream": false, {rest % image}}}'.encode()
+    async with open_gateway(HELLO) as opened:
+        answer = await opened.ask(path, body)
+        assert (answer.status, len(opened.peer.asked)) == (status, int(status == 200)), answer.body
+        assert status == 200 or answer.json["error"] == "an image must be a text in base64"

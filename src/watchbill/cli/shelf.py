@@ -214,6 +214,23 @@ def about(span_ms: int) -> str:
 # ------------------------------------------------------------------ run
 
 
+_Think = Annotated[
+    bool | Literal["low", "medium", "high"] | None,
+    Parameter(
+        negative="",
+        show_choices=False,
+        help="Let the model think first, and show its thoughts on standard error. --think=false: without; "
+        "--think=low, medium, high: how much.",
+    ),
+]
+_HideThinking = Annotated[
+    bool, Parameter(negative="", show_default=False, help="Do not show the model's thoughts.")
+]
+_NoWordWrap = Annotated[
+    bool, Parameter(negative="", show_default=False, help="Changes nothing: lines are never wrapped here.")
+]
+
+
 def run(
     model: Annotated[str, Parameter(name="MODEL", help="Which model. One that is not here is pulled first.")],
     /,
@@ -236,22 +253,9 @@ def run(
             help="How long the model stays in memory after the answer: 10m, 0, or -1 for as long as it may."
         ),
     ] = None,
-    think: Annotated[
-        bool | Literal["low", "medium", "high"] | None,
-        Parameter(
-            negative="",
-            show_choices=False,
-            help="Let the model think first, and show its thoughts on standard error. --think=false: without; "
-            "--think=low, medium, high: how much.",
-        ),
-    ] = None,
-    hidethinking: Annotated[
-        bool, Parameter(negative="", show_default=False, help="Do not show the model's thoughts.")
-    ] = False,
-    nowordwrap: Annotated[
-        bool,
-        Parameter(negative="", show_default=False, help="Changes nothing: lines are never wrapped here."),
-    ] = False,
+    think: _Think = None,
+    hidethinking: _HideThinking = False,
+    nowordwrap: _NoWordWrap = False,
     common: Common = _DEFAULTS,
 ) -> None:
     """Talk to a model, or ask it one question.

@@ -14,6 +14,7 @@ import asyncio
 import codecs
 import re
 import secrets
+import string
 from collections.abc import Callable
 from typing import cast
 
@@ -40,6 +41,7 @@ from watchbill.limits import (
     JSON_VALUES_MAX,
     JSON_WINDOW_BYTES,
 )
+from watchbill.steps import Steps
 
 __all__ = ["ESCAPED_NAME", "Lifted", "Piece", "lift"]
 
@@ -53,6 +55,7 @@ ESCAPED_NAME = re.compile(
 #: How a text begins, as far as JSON writes it unchanged: dialects look at the first bytes of images.
 _BEGINNING = re.compile(rb"[A-Za-z0-9+/:;,=_. -]{0,64}")
 _MARK = "\x01"
+_BASE64 = f"{string.ascii_letters}{string.digits}+/".encode()
 #: The mark's last character as JSON has it, behind as many backslashes as texts within texts make of one.
 _END = rb"(\\+)u0001"
 #: The first half of a character that takes two escapes.
@@ -123,6 +126,26 @@ class Lifted:
                 at += len(window)
         return size
 
+    def is_base64(self, text: str) -> Steps[bool]:
+        """Whether a text of the frame, with what was lifted out of it, is base64; in steps, because it may be long."""
+        found = self._mark.fullmatch(text, text.find(_MARK) if _MARK in text else 0)
+        if found is None:
+            return _is_base64(text.encode("utf-8", "replace"))
+        piece, size = self._texts[int(found[1])], found.start()
+        end = len(piece) - next((n for n in (2, 1) if bytes(piece[-n:]) == b"=" * n), 0)
+        if not _is_base64_inside(text[:size].encode()):
+            return False
+        rest = b""  # a backslash at the end of a window: some clients write a slash as \/
+        for at in range(0, end, JSON_WINDOW_BYTES):
+            window = rest + bytes(piece[at : min(end, at + JSON_WINDOW_BYTES)])
+            rest = b"\\" if window.endswith(b"\\") else b""
+            window = window.removesuffix(b"\\").replace(b"\\/", b"/")
+            if not _is_base64_inside(window):
+                return False
+            size += len(window)
+            yield
+        return not rest and (size + len(piece) - end) % 4 == 0
+
     def cut(self, text: str, most: int) -> str:
         """A text of the frame that stands for no more than the first bytes of it."""
         found = self._mark.search(text)
@@ -143,6 +166,16 @@ class Lifted:
             done = found.end()
         pieces.append(frame[done:])
         return cast("list[bytes]", pieces)  # who writes them to a socket takes views as well
+
+
+def _is_base64(text: bytes) -> bool:
+    end = len(text) - next((n for n in (2, 1) if text.endswith(b"=" * n)), 0)
+    return len(text) % 4 == 0 and _is_base64_inside(text[:end])
+
+
+def _is_base64_inside(text: bytes) -> bool:
+    """Whether a text has only letters of base64, without those that fill up its end."""
+    return not text.translate(None, _BASE64)
 
 
 def _end_before(text: Piece, end: int) -> int:

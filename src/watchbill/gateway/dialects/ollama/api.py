@@ -136,6 +136,8 @@ class OllamaApi:
         services, body = self._services, await self._body(context)
         model, entry = self._find(context, body, is_required=chat)
         request.check(body, is_native=_is_ollama(services, model))
+        if context.lifted is not None:
+            await services.shares.do(request.check_lifted_images(body, context.lifted))
         body = request.dressed(body, entry, chat=chat)
         telling = Telling(str(body["model"]), chat, thoughts=body.get("think") is not False)
         submission = self._submission(context, body, model)

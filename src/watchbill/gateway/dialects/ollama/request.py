@@ -14,10 +14,12 @@ from watchbill.config.limits import CONTEXT_TOKENS_MAX, THREADS_MAX
 from watchbill.errors import RequestError
 from watchbill.gateway.body import encode
 from watchbill.gateway.dialects.ollama.context import read_context
+from watchbill.gateway.lifting import Lifted
 from watchbill.gateway.limits import SMALL_BODY_BYTES_MAX
 from watchbill.gateway.options import Range, check_ranges
 from watchbill.gateway.typed import is_word
 from watchbill.runtime.library import Entry
+from watchbill.steps import Steps
 
 __all__ = [
     "as_chat",
@@ -119,6 +121,17 @@ def _check_images(images: object) -> None:
                 base64.b64decode(image, validate=True)
             except (binascii.Error, ValueError):
                 raise RequestError("an image must be a text in base64") from None
+
+
+def check_lifted_images(body: Fields, lifted: Lifted) -> Steps[None]:
+    """The same for images of a large body, of which `check` sees only marks. Raises RequestError."""
+    messages = body.get("messages")
+    said = cast("list[object]", messages) if isinstance(messages, list) else []
+    for each in (body, *said):
+        images = cast("Fields", each).get("images") if isinstance(each, dict) else None
+        for image in cast("list[object]", images) if isinstance(images, list) else []:
+            if isinstance(image, str) and not (yield from lifted.is_base64(image)):
+                raise RequestError("an image must be a text in base64")
 
 
 def dressed(body: Fields, entry: Entry | None, *, chat: bool) -> Fields:
