@@ -20,7 +20,7 @@ from support.peer import Asked, chat_events, peer_listening, sse, stream_of
 from support.running import running
 from watchbill.catalog import Catalog
 from watchbill.config import parse
-from watchbill.core import leases
+from watchbill.core import leases, model_state
 from watchbill.engines import limits
 from watchbill.engines.dial import _trust  # pyright: ignore[reportPrivateUsage]
 from watchbill.runtime.driver import Driver
@@ -66,6 +66,16 @@ models = ["big", "secret"]
     return parse(text, base=Path("/srv"), environment=KEYS)
 
 
+CLOUD = """
+[tiers.cloud]
+kind = "external"
+enabled = true
+url = "http://127.0.0.1:{port}/v1"
+models = ["big"]
+price_in = 1.0
+price_out = 1.0
+daily = 1.0
+"""
 Machine = tuple[GatewayClient, Driver]
 
 
@@ -336,16 +346,7 @@ async def test_a_begun_answer_is_not_finished_by_a_server_that_would_begin_anew(
     """RES-23, R30: the words of an external tier were put behind those of the peer, as if they were one answer."""
     config = rig_config("4s", 64)
     async with peer_listening(stream_of(sse(*chat_events("something else")))) as cloud:
-        tier = f"""
-[tiers.cloud]
-kind = "external"
-enabled = true
-url = "http://127.0.0.1:{cloud.port}/v1"
-models = ["big"]
-price_in = 1.0
-price_out = 1.0
-daily = 1.0
-"""
+        tier = CLOUD.format(port=cloud.port)
         async with AsyncExitStack() as stack:
             far = await stack.enter_async_context(machine(tmp_path / "rig", config))
             home, _ = await stack.enter_async_context(
@@ -362,7 +363,55 @@ daily = 1.0
             assert b'"error"' in answer.body and cloud.asked == []
 
 
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_another_site_serves_while_a_peer_is_away_and_the_peer_when_it_is_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, streamed: bool
+) -> None:
+    """SPOOL-10: the first site of the order that can serve: requests waited two minutes for a machine that was off."""
+    monkeypatch.setattr(model_state, "HOST_AWAY_MS", 1_500)
+    async with (
+        peer_listening(stream_of(sse(*chat_events("something else")))) as cloud,
+        machine(tmp_path / "rig", rig_config()) as far,
+    ):
+        async with peer_listening(stream_of(b"")) as other:
+            closed = other.port
+        back: list[int] = []
+
+        async def pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            back.append(1)
+            behind, ahead = await asyncio.open_connection("127.0.0.1", far[0].serving.port)
+            await asyncio.gather(_pump(reader, ahead), _pump(behind, writer))
+
+        tier = CLOUD.format(port=cloud.port)
+        async with machine(tmp_path / "home", home_config(closed, tier)) as (home, _):
+            body = BODY | {"model": "big", "stream": streamed}
+            for asked in (1, 2):
+                answer = await within(10, home.ask("/v1/chat/completions", body))
+                assert answer.status == 200 and b"something" in answer.body, answer.body
+                assert answer.headers["x-watchbill-tier"] == "external"
+                assert len(cloud.asked) == asked
+            private = {"X-Watchbill-Private": "1", "X-Watchbill-Deadline-Ms": "1500"}
+            refused = await within(10, home.ask("/v1/chat/completions", body, headers=private))
+            assert refused.status >= 500 and len(cloud.asked) == 2, (
+                "it waits for the peer, and for nothing else"
+            )
+            server = await asyncio.start_server(pass_on, "127.0.0.1", closed)
+            async with server:
+                await asyncio.sleep(1.6)  # until it is tried again
+                answer = await within(10, home.ask("/v1/chat/completions", body))
+                assert answer.headers["x-watchbill-tier"] == "peer"
+            assert back
+
+
 # ------------------------------------------------------------------ TLS
+
+
+async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    with contextlib.suppress(OSError):
+        while piece := await reader.read(65_536):
+            writer.write(piece)
+            await writer.drain()
+    writer.close()
 
 
 @asynccontextmanager
@@ -374,16 +423,9 @@ async def in_front(port: int, certificate: Path | None) -> AsyncIterator[int]:
         context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
         context.load_cert_chain(certificate)
 
-    async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(OSError):
-            while piece := await reader.read(65_536):
-                writer.write(piece)
-                await writer.drain()
-        writer.close()
-
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         behind, ahead = await asyncio.open_connection("127.0.0.1", port)
-        await asyncio.gather(pump(reader, ahead), pump(behind, writer))
+        await asyncio.gather(_pump(reader, ahead), _pump(behind, writer))
 
     server = await asyncio.start_server(serve, "localhost", 0, ssl=context, family=socket.AF_INET)
     async with server:

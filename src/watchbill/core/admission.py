@@ -60,6 +60,7 @@ class _Hindrance(Enum):
 
     GONE = "gone"  # quarantined, too large, at a site whose limit is reached, or no longer in the config
     LENT = "lent"  # its device is in maintenance, or too much of it is lent, and that comes back
+    AWAY = "away"  # its peer does not answer, or lends nothing now, and comes back
 
 
 class Admission:
@@ -146,7 +147,8 @@ class Admission:
             if self._may_serve(s, now) and bar_of(self._state, s, request) is None
         ]
         if len(usable) > 1:
-            usable.sort(key=self._must_wait_for_health)  # stable: only health changes the order
+            # Stable: only health, and peers that are away, change the order.
+            usable.sort(key=lambda s: self._must_wait_for_health(s) or self._is_away(s, now))
             if usable[0].is_doubted and (at_hand := next((s for s in usable if s.is_at_hand), None)):
                 usable.remove(at_hand)
                 usable.insert(
@@ -158,6 +160,10 @@ class Admission:
         if model.is_retired or model.is_quarantined(now):
             return False
         return model.stage is Stage.READY or self._state.can_ever_fit(model)
+
+    def _is_away(self, model: ModelState, now: int) -> bool:
+        """SPOOL-10: a site that does not answer cannot serve: the next one of the order does, for as long."""
+        return now < model.away_until and model.spec.site is not None and model.stage is not Stage.READY
 
     def _must_wait_for_health(self, model: Candidate) -> bool:
         """RES-27, RES-14: a device that is too hot, too full or lent takes no loads, so a tier elsewhere goes first."""
@@ -330,8 +336,8 @@ class Admission:
         """RES-13: moves requests whose model cannot serve them now to a smaller one of its family.
 
         A model that is quarantined, removed, or turned out too large serves no request. A request that no other one
-        can take is then answered at once. A model whose device is lent comes back: its requests go on waiting, unless
-        a tier elsewhere can take them.
+        can take is then answered at once. A model whose device is lent, or whose peer is away, comes back: its requests
+        go on waiting, unless another site can take them.
         """
         if not self._state.waiting:
             return
@@ -399,6 +405,8 @@ class Admission:
             return _Hindrance.GONE  # a size that was not declared is known after the first load
         if not model.is_set and closing_of(self._state, model.serving) is not None:
             return _Hindrance.GONE
+        if not model.is_set and self._is_away(model.serving, now):
+            return _Hindrance.AWAY
         is_lent = model.stage is not Stage.READY and self._state.ledger.in_maintenance(model.needs)
         is_lent = is_lent or (model.stage in AWAY and self._state.lent_out(model) is not None)
         return _Hindrance.LENT if is_lent else None

@@ -59,6 +59,8 @@ QUARANTINE_FIRST_MS = 60_000
 QUARANTINE_MAX_MS = 3_600_000
 #: A load that failed because of the program that hosts the model is retried after this.
 HOST_RETRY_MS = 1_000
+#: For this long after such a failure other sites go first. Then a request tries it again, and moves if that fails.
+HOST_AWAY_MS = 5_000
 
 
 #: Read at every start; looking a member up in its enum takes ten times longer.
@@ -73,6 +75,7 @@ class ModelState(CandidateState):
     left: Cause | None = None  # why it was last unloaded
     is_routed = False  # the routing rule has a say even while it is free; kept by the state
     good_at = NEVER  # its last good answer
+    away_until = NEVER  # as long as its host counts as away
     person_at = NEVER  # the last interactive request that needed it
     paused_at = NEVER  # when a request last found it in memory without work
     stall_reset_at = NEVER  # when it was last reset for answers that stopped in the middle
@@ -228,12 +231,12 @@ class ModelState(CandidateState):
 
     def put_off(self, reason: str, now: int) -> None:
         """Records a failure that is not its own: it is retried soon, and never quarantined for it."""
-        self.failure, self.retry_at = reason, now + HOST_RETRY_MS
+        self.failure, self.retry_at, self.away_until = reason, now + HOST_RETRY_MS, now + HOST_AWAY_MS
 
     def forgive(self, now: int) -> None:
         """Forgets every failure: it may be tried at once."""
         self.failures = self.resets = 0
-        self.failure, self.hopeless, self.retry_at = None, False, now
+        self.failure, self.hopeless, self.retry_at, self.away_until = None, False, now, NEVER
 
     def fail(self, reason: str, *, hopeless: bool, now: int) -> None:
         """Counts a failure and backs off: seconds at first, then 1, 2, 4 ... 60 minutes."""
