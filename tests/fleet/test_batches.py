@@ -573,6 +573,9 @@ def test_a_default_that_the_author_changes_is_named_when_the_batch_is_resumed(fl
     told = fleet.plan("resume", batch, "--explain").stderr
     assert "the input SIZE stays '2', and its default is now '3'; to change it add --set SIZE=3" in told
     assert "MODE" not in told
+    for words in (("logs", "A"), ("logs", "A", "--batch", batch), ("retry", "A")):
+        unknown = fleet.plan(*words)
+        assert (unknown.returncode, "did you mean a?" in unknown.stderr) == (2, True), unknown.stderr
     resumed = fleet.plan("resume", batch, "--set", "SIZE=3")
     assert (resumed.returncode, "stays" in resumed.stderr) == (0, False)
     assert fleet.wait(batch) == 0

@@ -40,6 +40,7 @@ from watchbill.names import file_stem
 from watchbill.plans.batch import shared_inputs
 from watchbill.plans.check import Plan
 from watchbill.plans.limits import PLAN_INPUTS_BYTES_MAX
+from watchbill.suggest import nearest
 
 __all__ = [
     "asked",
@@ -313,14 +314,23 @@ def batch_of_task(disk: FolderDisk, task: str, batch: str | None) -> tuple[Batch
         place = find_batch(disk, batch)
         ledger = Follower(disk, place).read()
         if task not in ledger:
-            hint = f"see: {places.fleet_command(disk.root, 'plan', 'status', place.batch, '--json')}"
-            raise OursError(f"{place.batch} has no task {task}", hint=hint)
+            see = f"see: {places.fleet_command(disk.root, 'plan', 'status', place.batch, '--json')}"
+            raise OursError(f"{place.batch} has no task {task}", hint=_nearest_task(task, ledger) or see)
         return place, ledger
+    newest = ""
     for place in reversed([each for each in batches_of(disk) if each.has_journal]):
         ledger = Follower(disk, place).read()
         if task in ledger:
             return place, ledger
-    raise OursError(f"no batch has a task {task}", hint="name the batch with --batch")
+        newest = newest or _nearest_task(task, ledger)
+    see = f"see: {places.fleet_command(disk.root, 'plan', 'list')}"
+    raise OursError(f"no batch has a task {task}", hint=newest or see)
+
+
+def _nearest_task(task: str, ledger: Ledger) -> str:
+    """A question that names the task which may be meant; "" where none is near."""
+    near = nearest(task, ledger.tasks())
+    return f"did you mean {near}?" if near else ""
 
 
 # ------------------------------------------------------------------ requests
@@ -373,7 +383,7 @@ def _repeated(ledger: Ledger, task: str) -> str:
 def _refuse_unknown(ledger: Ledger, tasks: Sequence[str]) -> None:
     for task in tasks:
         if task not in ledger:
-            raise OursError(f"{ledger.batch} has no task {task}")
+            raise OursError(f"{ledger.batch} has no task {task}", hint=_nearest_task(task, ledger))
 
 
 def resume_batch(
