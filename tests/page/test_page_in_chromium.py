@@ -408,6 +408,15 @@ def test_no_screen_is_too_narrow_or_too_wide(chromium: Browser, daemon: Daemon, 
     page.close()
 
 
+def test_on_a_narrow_screen_requests_are_above_the_list_of_models(chromium: Browser, daemon: Daemon) -> None:
+    """Issue 19: with 100 models on a phone, the requests were ten screens down."""
+    page = chromium.open(daemon.url + "/#now", width=390, height=844)
+    page.until_text("live", "#pulse")
+    top = "document.querySelector('#%s').getBoundingClientRect().top"
+    page.until(f"{top % 'requests'} < {top % 'models'} && {top % 'lanes'} < {top % 'models'}")
+    page.close()
+
+
 @pytest.mark.parametrize("dark", [True, False])
 def test_axe_finds_nothing_serious(chromium: Browser, daemon: Daemon, dark: bool) -> None:
     """Every view, by the rules of axe-core: names, roles, contrast, order."""
