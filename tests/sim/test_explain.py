@@ -64,7 +64,10 @@ def compare(world: World, model: str) -> str:
         world.feed(m.DiskSeen(world.core.state.disk_fault))
     refused = caller.outcome if caller.state == "ended" else ""
     planned = any(n.event == "plan" and n.model == caller.served_by for _, n in world.journal[told:])
-    left = [n for n, target in leaving(world).items() if target == caller.served_by and n not in before]
+    # A model that leaves for no other one has no target, and a refused request no model.
+    left = [
+        n for n, target in leaving(world).items() if target and target == caller.served_by and n not in before
+    ]
     assert said["served_by"] == (caller.served_by or None), said
     assert said["leaving"] == sorted(left), said
     if refused:

@@ -21,6 +21,7 @@ class Faults:
         0.0  # from its load on: answers stop after their first token, and simple questions are answered
     )
     answer_fails: float = 0.0
+    site_fails: float = 0.0  # the server of another site refuses or fails a request, or breaks off unseen
     caller_leaves: float = 0.0
     lingers: float = 0.0  # an engine goes on working on a cut request for a while
     memory_late: float = 0.0  # the process is gone, but its memory is not back yet
@@ -79,6 +80,8 @@ class Caller:
     ended_at: float | None = None
     begun_at: float | None = None  # the first token of this turn
     was_cut: bool = False  # before its first byte
+    has_words: bool = False  # its caller has seen a part of the answer, which goes on later
+    failed_at: set[str] = field(default_factory=set[str])  # sites whose servers refused or failed it
     is_indivisible: bool = False  # one that has begun runs to its end: it cannot be continued
     retry_after_ms: float = 0.0
 

@@ -23,7 +23,7 @@ from watchbill.catalog import (
     TierRules,
     WorkClass,
 )
-from watchbill.core.messages import EvictAsked, Footprint, Knowledge, SiteClosed
+from watchbill.core.messages import EvictAsked, Footprint, Knowledge
 from watchbill.core.reasons import Bar
 from watchbill.simulate.borrowers import schedule_loans
 from watchbill.simulate.engine import TrueModel
@@ -44,7 +44,8 @@ GB = 10**9
 Companions = Callable[[Model], tuple[str, ...]]
 
 FAULTS = Faults(
-    load_fails=0.08, load_hangs=0.02, dies=0.08, freezes=0.08, stalls=0.05, answer_fails=0.03, caller_leaves=0.1,
+    load_fails=0.08, load_hangs=0.02, dies=0.08, freezes=0.08, stalls=0.05, answer_fails=0.03, site_fails=0.25,
+    caller_leaves=0.1,
     lingers=0.3,
     memory_late=0.1,
     answer_lost=0.03, answer_twice=0.1, probe_stuck=0.05, foreign_use=0.02, jitter=(0.5, 1.8),
@@ -83,6 +84,7 @@ def random_world(
     }
     sites = random.Random(f"sites {seed}")
     copies = _copies(sites, models)
+    copies += _more_copies(random.Random(f"more sites {seed}"), models, copies)
     catalog = Catalog(devices, engines, {m.name: m for m in (*models, *copies)}, lanes, rules)
     catalog = replace(catalog, routing=_routing(sites, copies), tiers=_tiers(copies))
     truth = {m.name: _truth(draw, m) for m in models}
@@ -221,9 +223,20 @@ def _copies(draw: random.Random, models: list[Model]) -> list[Model]:
     """In every third world some models are served by a burst or an external tier, too."""
     if draw.random() < 0.67:
         return []
+    return _served_at(draw, models, {"box": Tier.BURST, "cloud": Tier.EXTERNAL})
+
+
+def _more_copies(draw: random.Random, models: list[Model], copies: list[Model]) -> list[Model]:
+    """In every second of these worlds some are served by a peer, or by a second external tier."""
+    if not copies or draw.random() < 0.5:
+        return []
+    return _served_at(draw, models, {"rig": Tier.PEER, "spare": Tier.EXTERNAL})
+
+
+def _served_at(draw: random.Random, models: list[Model], sites: dict[str, Tier]) -> list[Model]:
     copies: list[Model] = []
     for model in models:
-        for site, tier in (("box", Tier.BURST), ("cloud", Tier.EXTERNAL)):
+        for site, tier in sites.items():
             if model.site is None and not model.shared and draw.random() < 0.4:
                 is_far = tier is Tier.EXTERNAL
                 copies.append(
@@ -237,14 +250,18 @@ def _copies(draw: random.Random, models: list[Model]) -> list[Model]:
 
 
 def _routing(draw: random.Random, copies: list[Model]) -> RoutingRules:
-    order = [LOCAL_SITE, *_tiers(copies)]
+    order = [LOCAL_SITE, *dict.fromkeys(copy.site for copy in copies if copy.site is not None)]
     if draw.random() < 0.2:
         draw.shuffle(order)
     return RoutingRules(tuple(order), draw.choice((None, Millis(1_000), Millis(10_000))))
 
 
 def _tiers(copies: list[Model]) -> dict[str, TierRules]:
-    return {copy.site: TierRules(copy.site, copy.where) for copy in copies if copy.site is not None}
+    return {
+        copy.site: TierRules(copy.site, copy.where)
+        for copy in copies
+        if copy.site is not None and copy.where is not Tier.PEER
+    }
 
 
 def _spend(draw: random.Random, world: World, copies: list[Model]) -> None:
@@ -252,9 +269,9 @@ def _spend(draw: random.Random, world: World, copies: list[Model]) -> None:
     for site in _tiers(copies):
         for _ in range(draw.randint(0, 3)):
             begins = draw.uniform(0, TROUBLE_MS)
-            world.at(begins, partial(world.feed, SiteClosed(site, Bar.LIMIT)))
+            world.at(begins, partial(world.sites.close, site, Bar.LIMIT))
             ends = begins + draw.uniform(0, TROUBLE_MS)
-            world.at(ends, partial(world.feed, SiteClosed(site, None)))
+            world.at(ends, partial(world.sites.open_again, site))
 
 
 def _sleepers(draw: random.Random, models: list[Model]) -> list[Model]:

@@ -24,6 +24,7 @@ from watchbill.simulate.callers import Caller, CallerState, Faults
 from watchbill.simulate.engine import Power, SimEngine, TrueModel
 from watchbill.simulate.late_loads import LateLoads
 from watchbill.simulate.places import Places
+from watchbill.simulate.sites import Sites
 from watchbill.simulate.tenants import Tenants
 from watchbill.simulate.waits import Waits
 
@@ -54,6 +55,7 @@ class Judged(Protocol):
     open: dict[str, Caller]
     borrowers: Borrowers
     tenants: Tenants
+    sites: Sites
     told_load_ms: dict[str, float]
     timer: float | None
     disk_full_since: float | None
@@ -330,6 +332,7 @@ class Judge:
         self._judge_plans()
         self.waits.look(self.closed, self._planned)
         self._world.tenants.look(self._world.open.values())
+        self._world.sites.look()
         self._steps += 1
         if self._steps % WHOLE_EVERY_STEPS == 0:
             self._judge_groups()
@@ -351,6 +354,7 @@ class Judge:
         """Judges a grant against the closed models at this moment."""
         self._served.add(action.model)
         self._world.tenants.granting(self._world.open[action.id])
+        self._world.sites.granting(self._world.open[action.id], action.model)
         if action.model in self.closed:
             self.say("a grant on a draining model", action.model)
         if len(action.companions) != len(self._world.open[action.id].request.companions):

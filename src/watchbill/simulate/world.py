@@ -7,7 +7,7 @@ the core's actions as the real driver does, and feeds it the same events. `Fault
 import random
 from collections.abc import Callable, Mapping
 
-from watchbill.catalog import ROTATION_LANE, Catalog, Model, WorkClass
+from watchbill.catalog import ROTATION_LANE, Catalog, Model, Tier, WorkClass
 from watchbill.core import messages as m
 from watchbill.core.machine import Machine
 from watchbill.core.messages import Footprint, Knowledge
@@ -17,6 +17,7 @@ from watchbill.simulate.borrowers import Borrowers
 from watchbill.simulate.callers import Caller, CallerOutcome, CallerState, Ending, Faults, Tally
 from watchbill.simulate.engine import Power, SimEngine, TrueModel
 from watchbill.simulate.invariants import Judge
+from watchbill.simulate.sites import Sites
 from watchbill.simulate.tenants import Tenants
 
 __all__ = ["World"]
@@ -87,6 +88,7 @@ class World:
         self.journal: list[tuple[float, m.Note]] = []
         self.alerts: list[m.Alert] = []
         self.judge = Judge(self)
+        self.sites = Sites(self, self.judge.say)
         self.borrowers = Borrowers(self, self.judge.lent)
         self.tenants = Tenants(self, self.judge.say)
         self._timer_no = 0
@@ -143,6 +145,10 @@ class World:
     def happens(self, chance: float) -> bool:
         """Whether a fault happens."""
         return chance > 0 and self.now < self.faults.until_ms and self.random.random() < chance
+
+    def draw(self, low: float, high: float) -> float:
+        """A random figure."""
+        return self.random.uniform(low, high)
 
     # ------------------------------------------------------------------ callers
 
@@ -282,6 +288,10 @@ class World:
             caller.started_at = self.now
         if engine.power is not Power.WARM:
             return  # the judge has seen it; a real engine would refuse the connection
+        if self.sites.begins_anew(caller):
+            return
+        if self.declared[action.model].site is not None and self.happens(self.faults.site_fails):
+            self.sites.fail(caller)
         engine.take(action.id, caller.work_ms, self.now)
         self._schedule_end(engine)
         if caller.is_indivisible and caller.request.work_class.makes_way:
@@ -340,6 +350,7 @@ class World:
         """Stops background work at a boundary; it keeps its text so far."""
         if caller.state is CallerState.RUNNING and caller.granted_at == granted:
             caller.work_ms = max(50.0, self._drop_job(caller))
+            caller.has_words = True
             # It has begun, so it gets a new wait.
             caller.due = max(caller.due, self.now + caller.request.max_wait_ms)
             self._return(caller)
@@ -350,6 +361,20 @@ class World:
         caller.ran_ms += self.now - caller.granted_at
         caller.state = CallerState.WAITING
         self.feed(m.Returned(caller.request.id, parting))
+
+    def give_back(self, caller: Caller, site: str, *, is_fault: bool) -> None:
+        """The server of a site refused or failed a request: it goes to another one, or is refused."""
+        parting = self._part(caller)
+        caller.ran_ms += self.now - caller.granted_at
+        caller.state = CallerState.WAITING
+        caller.due = max(
+            caller.due, self.now + 2
+        )  # its wait may be over: another site starts it at once, or none
+        self.feed(m.Returned(caller.request.id, parting, site, is_fault))
+
+    def break_off(self, caller: Caller) -> None:
+        """The server of a site failed a request that no other one may serve."""
+        self._fail(caller, CallerOutcome.FAILED, self._part(caller))
 
     def _fail(self, caller: Caller, outcome: Ending, parting: m.Parting | None) -> None:
         if caller.state is CallerState.RUNNING:
@@ -371,7 +396,8 @@ class World:
         if self.disk_fault is not None and self.declared[action.model].writes_here:
             self.at(self.now + 1, lambda: self._disk_fails(engine, action.attempt))
             return
-        fails = self.happens(faults.load_fails)
+        is_far = self.declared[action.model].where is Tier.PEER
+        fails = self.happens(faults.site_fails if is_far else faults.load_fails)
         taken = engine.model.load_ms * self.random.uniform(*faults.jitter)
         taken *= self.random.random() if fails else 1.0
         self.at(self.now + taken, lambda: self.loaded(engine, action.attempt, began, fails))
@@ -392,7 +418,14 @@ class World:
         if fails:
             engine.power_off()
             self.look()
-            self.feed(m.LoadFailed(name, attempt, "simulated failure"))
+            is_far = self.declared[name].where is Tier.PEER
+            if is_far:
+                self.sites.host_failed(name)
+            self.feed(
+                m.LoadFailed(
+                    name, attempt, "simulated failure", blame=m.Blame.HOST if is_far else m.Blame.MODEL
+                )
+            )
             return
         engine.power, engine.at, engine.done, engine.used_at = Power.WARM, self.now, 0.0, self.now
         engine.stalls = self.happens(self.faults.stalls)

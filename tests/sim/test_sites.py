@@ -1,0 +1,52 @@
+"""Sites that refuse, fail, close and are away, in worlds that nobody designed; and controls that must break a law."""
+
+import pytest
+
+from watchbill.core import admission, routing
+from watchbill.core.messages import Request
+from watchbill.core.model_state import ModelState
+from watchbill.core.reasons import Bar
+from watchbill.core.state import Closing, State
+from watchbill.simulate.fuzz import random_world, run_out
+
+SEEDS = (7, 13, 16)
+
+
+def laws_broken(*seeds: int) -> tuple[set[str], int]:
+    """The laws that worlds of these seeds break, and how often a site failed a request there."""
+    worlds = [run_out(random_world(seed)) for seed in seeds]
+    failures = sum(len(caller.failed_at) for world in worlds for caller in world.callers.values())
+    return {law for world in worlds for law in world.judge.broken}, failures
+
+
+def test_failing_sites_break_no_law() -> None:
+    """SPOOL-10, P3: not sent twice to a site that failed it, nor to a closed one; every request ends in its bound."""
+    broken, failures = laws_broken(*SEEDS)
+    assert not broken
+    assert failures > 10, "the worlds draw failures of sites"
+
+
+def test_a_core_that_forgets_who_failed_a_request_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def forgetful(state: State, model: ModelState, request: Request) -> Bar | None:
+        bar = routing.bar_of(state, model, request)
+        return None if bar is Bar.FAILED else bar
+
+    monkeypatch.setattr(admission, "bar_of", forgetful)
+    assert "sent to a site that has failed it" in laws_broken(*SEEDS)[0]
+
+
+def test_a_core_that_overlooks_the_closing_of_one_model_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def coarse(state: State, model: ModelState) -> Closing | None:
+        return state.closed_sites.get((model.spec.site or "", ""))
+
+    monkeypatch.setattr(admission, "closing_of", coarse)
+    monkeypatch.setattr(routing, "closing_of", coarse)
+    assert "sent to a site that is closed" in laws_broken(*SEEDS)[0]
+
+
+def test_a_core_that_waits_for_an_absent_peer_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def blind(_self: admission.Admission, _model: ModelState, _now: int) -> bool:
+        return False
+
+    monkeypatch.setattr(admission.Admission, "_is_away", blind)
+    assert "waits for a peer that is away" in laws_broken(*SEEDS)[0]
