@@ -450,17 +450,17 @@ class Relay(AbstractContextManager["Relay", None]):
 
     def _would_begin_anew(self, start: Start) -> bool:
         """Whether the server of a site would not continue the answer that another one had begun: the turn goes back,
-        for a site that does. Without one, an answer of which the client has seen nothing begins anew here; another one
-        raises EngineFailed: halves of two different answers are no answer."""
+        for a site that does. Raises EngineFailed without one: halves of two different answers are no answer. An answer
+        of which the client has seen nothing begins anew here: the site that began it may be away for long."""
         resume = self.resume
         if resume is None or start.site is None or start.endpoint.continues or not resume.is_begun_chat:
             return False
+        if self._is_unseen:
+            resume.forget()
+            self._forget_heard()
+            self._begins_anew = True
+            return False
         if not self.ticket.can_leave_site:
-            if self._is_unseen:
-                resume.forget()
-                self._forget_heard()
-                self._begins_anew = True
-                return False
             raise EngineFailed(
                 f"the answer had begun elsewhere, and the tier {start.site} does not continue answers"
             )
