@@ -19,7 +19,7 @@ from watchbill.core.running import BOUNDARY_MS, Running
 from watchbill.core.stages import AWAY, STAYING, Stage
 from watchbill.core.state import State
 
-__all__ = ["Forecast", "Room", "can_forecast", "forecast_start"]
+__all__ = ["Forecast", "Room", "can_forecast", "forecast_start", "room_in_ms"]
 
 
 class Forecast(NamedTuple):
@@ -96,6 +96,12 @@ def forecast_start(
     return Forecast(warm.ms + slot.ms, warm.is_guess or slot.is_guess)
 
 
+def room_in_ms(state: State, model: Candidate, now: int) -> float:
+    """When there is room for a model, if the turn of the models in its way ends as soon as it may."""
+    arrival = _Arrival(state, now, 0.0, lambda _, dry_ms: dry_ms, None)
+    return arrival.until_room(model).ms
+
+
 def _until_slot(model: ModelState, ahead: int, running: int, request: Request, now: int) -> Forecast:
     """Until a slot is free for this request, by full rounds of the slots after the answers that run now."""
     slots = model.slots_for(request.work_class, now) or model.spec.concurrency
@@ -147,7 +153,7 @@ class _Arrival:
                 away = model.stage in AWAY
                 pause = max(0, model.retry_at - self.now) if away else model.drain_ms(self.now)
                 queue = sum(s.next_load_ms + min(s.quantum_ms, self._until_dry(s)) for s in ahead)
-                room = self._until_room(model)
+                room = self.until_room(model)
                 bus = self._until_bus(model, self._coming())
                 clear = Forecast(max(room.ms, bus.ms), room.is_guess or bus.is_guess)
                 clear = clear.plus(pause) if away else clear.after(pause)
@@ -195,7 +201,7 @@ class _Arrival:
         longer = serving.likely_ms(self.now) / serving.service.ms
         return longer * model.service_of(len(model.running) + len(model.line))
 
-    def _until_room(self, model: Candidate) -> Forecast:
+    def until_room(self, model: Candidate) -> Forecast:
         """Until there is room: 0 when it fits, otherwise until the first possible victims are gone."""
         room = self.room or Room(self.state.shortage_of(model), ())
         keep = (*model.members, *room.kept)

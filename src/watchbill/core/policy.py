@@ -36,7 +36,7 @@ from watchbill.catalog import WorkClass
 from watchbill.core.companions import Candidate
 from watchbill.core.contenders import movable, share_room, uncertainty, waiting, wanting, yielding
 from watchbill.core.cover import Cover, can_cover, cover
-from watchbill.core.forecast import Forecast, Room, forecast_start
+from watchbill.core.forecast import Forecast, Room, forecast_start, room_in_ms
 from watchbill.core.hard_turns import Due, HardTurn, hard_turns
 from watchbill.core.messages import Request
 from watchbill.core.model_state import PAUSE_MS, ModelState
@@ -63,11 +63,11 @@ from watchbill.core.turns import (
     finishing_ms,
     gives_way,
     goes_first,
-    is_before,
     is_cut_short,
     passed_until,
     returns_before,
     soft_at,
+    turns_before,
     turns_of,
     waiting_before,
 )
@@ -256,7 +256,8 @@ class Rate:
             return forecast_start(state, model, request, now)  # it fits, and is loaded at once
         hard = _hard_turns_with(state, model, request, now)
         mine = hard[model.name]
-        ahead = [turn.model for turn in turns if is_before(turn, model, request, mine.latest, now)]
+        room_at = now + room_in_ms(state, model, now)
+        ahead = turns_before(turns, model, request, hard_at=mine.latest, room_at=room_at, now=now)
         ahead += waiting_before(state, model, request, [turn.model for turn in turns], now)
         room = Room(state.shortage_of(model), ())
         if head in ahead and _is_beside(state, model, head, earmarked):

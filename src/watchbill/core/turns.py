@@ -35,11 +35,11 @@ __all__ = [
     "finishing_ms",
     "gives_way",
     "goes_first",
-    "is_before",
     "is_cut_short",
     "passed_until",
     "returns_before",
     "soft_at",
+    "turns_before",
     "turns_of",
     "waiting_before",
 ]
@@ -337,12 +337,30 @@ def is_cut_short(victim: ModelState, turn: Turn, now: int) -> bool:
     return turn.hard.is_last_call(now) or (turn.hard.is_pressing(now) and victim.whole_turns >= WHOLE_TURNS)
 
 
-def is_before(turn: Turn, model: Candidate, request: Request, hard_at: float, now: int) -> bool:
-    """Whether another model's turn comes before that of a request that joins now, and needs the same room."""
+def turns_before(
+    turns: Iterable[Turn], model: Candidate, request: Request, *, hard_at: float, room_at: float, now: int
+) -> list[Candidate]:
+    """The models whose turns come before that of a request that joins now, and need the same room.
+
+    The first of them begins when there is room, each further one when the one before it is over. A model of a lesser
+    class or priority whose turn would end too late for the request is passed by it.
+    """
+    before: list[Candidate] = []
+    begins = room_at
+    for turn in turns:
+        if _is_before(turn, model, request, hard_at=hard_at, begins=begins, now=now):
+            before.append(turn.model)
+            begins += turn.model.load.ms + turn.model.quantum_ms
+    return before
+
+
+def _is_before(
+    turn: Turn, model: Candidate, request: Request, *, hard_at: float, begins: float, now: int
+) -> bool:
     other = turn.model
     if other is model or not share_room(other, model):
         return False
-    if turn.is_hard and _can_wait_for(turn, hard_at, now):
+    if turn.is_hard and _can_wait_for(turn, hard_at, begins):
         return True
     if turn.is_hard:
         is_lesser = _asked_with(model, request) < other.asked_rank()
@@ -373,9 +391,9 @@ def _rank_with(model: Candidate, request: Request, now: int) -> Rank:
     return min(mine, model.rank(now)) if model.line else mine
 
 
-def _can_wait_for(turn: Turn, hard_at: float, now: int) -> bool:
+def _can_wait_for(turn: Turn, hard_at: float, begins: float) -> bool:
     """Whether a model whose own turn must begin at `hard_at` is still in time after this turn."""
-    return hard_at >= now + turn.model.load.ms + turn.model.quantum_ms
+    return hard_at >= begins + turn.model.load.ms + turn.model.quantum_ms
 
 
 def _both_are_served(first: Turn, second: Turn, now: int) -> bool:
