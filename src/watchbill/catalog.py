@@ -197,6 +197,7 @@ class Model:
     url: str | None = None  # systemd: where its unit answers
     unit: str | None = None  # systemd: the unit's name; watchbill-MODEL.service otherwise
     image: str | None = None  # systemd: the container to run, for units that Watchbill writes
+    served_as: str | None = None  # the name that its own program knows it by, where that is another one
     private: bool = False  # requests for it never leave the operator's machines
     requests: RequestRules | None = None  # None: they are passed on as they are
     where: Tier = Tier.LOCAL

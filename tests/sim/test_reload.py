@@ -153,7 +153,8 @@ def test_a_renamed_model_leaves_under_its_old_name_and_loads_under_its_new_one(
 def changed(model: Model) -> dict[str, Model]:
     """One other definition of a model for every field that it has."""
     other: dict[str, object] = {
-        "engine": "other", "source": "/m/other.gguf", "memory": {"gpu:0": Bytes(2 * 10**9)}, "devices": ("ram",),
+        "engine": "other", "source": "/m/other.gguf", "served_as": "big",
+        "memory": {"gpu:0": Bytes(2 * 10**9)}, "devices": ("ram",),
         "aliases": ("alias",), "permanent": True, "shared": True, "priority": 1, "concurrency": 7, "inertia": 9.0,
         "idle_ms": Millis(200_000), "stays_if_room": True,
         "group": "heavy", "family": "tiers", "family_rank": 2, "exact": True,

@@ -147,6 +147,7 @@ stop = "SIGINT"
 sleep = "1m"
 asleep = "600MB"
 source = "/abs/x.bin"
+served_as = "vendor/x"
 background = { prompt = "Look." }
 [models.unit]
 engine = "systemd"
@@ -226,6 +227,7 @@ webhook = "http://127.0.0.1:9999/"
         "other",
         "process",
         "/abs/x.bin",
+        served_as="vendor/x",
         command="serve --port ${PORT}",
         stop="SIGINT",
         sleep_ms=60_000,

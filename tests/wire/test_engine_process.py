@@ -49,6 +49,12 @@ class TestProcess(EngineContract):
         assert port == port_of_environment
         assert rest == [nasty, "xmy", f"--m={nasty}"]
 
+    async def test_a_program_is_asked_for_the_name_that_it_knows(self, up: Any) -> None:
+        """LANE-01: vLLM refuses a request for any other name than the one it serves."""
+        engine, model = up("healthy", served_as="vendor/big-120b")
+        warm = await within(10, engine.load(model, 1))
+        assert warm.endpoint.upstream_model == "vendor/big-120b"
+
     async def test_a_stop_command_is_asked_before_any_signal(self, up: Any, tmp_path: Path) -> None:
         note = tmp_path / "note"
         stop = f"sh -c 'echo stopping $0 on $1 > {note}; kill -KILL $0' ${{PID}} ${{PORT}}"

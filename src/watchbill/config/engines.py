@@ -79,7 +79,9 @@ DRIVERS: dict[str, Driver] = {
         engine_reads=frozenset({"binary"}),
     ),
     "process": Driver(
-        needs=frozenset({"command"}), reads=_OWNED | _SLEEP | {"source", "stop"}, sleeps_when_told=True
+        needs=frozenset({"command"}),
+        reads=_OWNED | _SLEEP | {"source", "served_as", "stop"},
+        sleeps_when_told=True,
     ),
     "scripted": Driver(reads=_OWNED | _SLEEP | {"script"}, sleeps_when_told=True),
     "ollama": Driver(
@@ -99,7 +101,7 @@ DRIVERS: dict[str, Driver] = {
     ),
     "systemd": Driver(
         needs=frozenset({"url"}),
-        reads=_OWNED | {"source", "command", "unit", "image"},
+        reads=_OWNED | {"source", "served_as", "command", "unit", "image"},
         declares=frozenset({"memory"}),
         writes_here=False,
     ),

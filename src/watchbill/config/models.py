@@ -183,6 +183,12 @@ class ModelTable(Table):
         description="The model's file, beside the config file or in ROOT/models; for ollama and remote its name there.",
         examples=["models/big.gguf"],
     )
+    served_as: Line | None = Field(
+        default=None,
+        description="The name that its program knows it by, where that is not the model's: what the program is asked "
+        "for.",
+        examples=["vendor/big-120b"],
+    )
     memory: Memory | None = Field(
         default=None,
         description='What it occupies, or a table such as { "gpu:0" = "9GB" }; predicted and measured otherwise.',
@@ -524,6 +530,7 @@ def build_model(
         name,
         table.engine,
         source=source,
+        served_as=table.served_as,
         memory=MappingProxyType(memory_of(table)),
         devices=table.devices or (RAM,),
         is_placed="devices" in table.model_fields_set or engine.driver != "llamacpp",

@@ -163,6 +163,7 @@ EFFECTS: Mapping[str, Effect] = {
     "name": Effect.RESTART,
     "engine": Effect.RESTART,
     "source": Effect.RESTART,
+    "served_as": Effect.RESTART,
     "devices": Effect.RESTART,
     "is_placed": Effect.AT_ONCE,  # where it goes is its devices
     "shared": Effect.RESTART,

@@ -227,7 +227,9 @@ class OwnedEngine(Lifecycle[ProcessHold]):
     async def _warm_or_ended(self, hold: ProcessHold, process: OwnedProcess) -> Warm | Ending:
         """Whichever comes first."""
         endpoint = replace(
-            hold.endpoint, upstream_model=hold.model.name, continues=self.capabilities.continues
+            hold.endpoint,
+            upstream_model=hold.model.served_as or hold.model.name,
+            continues=self.capabilities.continues,
         )
         probe = hold.model.probe or self._recipe.probe_for(hold.model)
         warming = asyncio.create_task(warm_up(endpoint, hold.model.health, probe, hold.progress))

@@ -209,4 +209,4 @@ def _unit_of(hold: ForeignHold) -> str:
 def _endpoint(model: Model) -> Endpoint:
     if model.url is None:
         raise ConfigError(f"{model.name}: a model of the driver systemd needs its url")
-    return endpoint_of(model.url, upstream_model=model.name)
+    return endpoint_of(model.url, upstream_model=model.served_as or model.name)

@@ -159,6 +159,8 @@ def test_what_has_no_counterpart_is_a_comment_and_a_note(importing):
     assert thinker["set_fields_by_name"] == {
         "thinker:high": {"reasoning_effort": "high"}, "thinker:low": {"reasoning_effort": "low"},
     }  # fmt: skip
+    made, text = imported(importing, "docker")
+    assert made["models"]["vllm-70b"]["served_as"] == "some/model-70b"
     made, text = imported(importing, "keys-peers-hooks")
     assert made["server"]["keys"] == {
         "key1": {"key": "sk-plain-key-of-a-person"}, "key2": {"key": "env:SWAP_KEY"},

@@ -285,11 +285,7 @@ class _Import:
 
     def _tell_rest_of(self, table: Reading, section: Section) -> None:
         if upstream := table.text("useModelName"):
-            table.drop(
-                "useModelName",
-                f"it was {upstream}; the program is asked for {section.path[-1]}: let it know that name "
-                "(vllm --served-model-name, llama-server --alias)",
-            )
+            section.set("served_as", upstream)
         for key, why in _NEEDLESS.items():
             table.drop(key, why)
         for path, why in table.rest().items():
