@@ -784,6 +784,22 @@ def test_the_disk_is_looked_at_before_a_model_is_stopped_at_once(
     assert served.outcome == "answered"
 
 
+def test_a_warm_model_stays_where_a_set_wants_the_load_that_the_disk_prevents(
+    world_of: WorldOf, model: ModelOf
+) -> None:
+    """RES-20, RES-13: found by random worlds: a companion was loading for a set with the same model, so the plan was
+    kept, and the warm model was stopped for it."""
+    world = world_of(model("A"), model("B"), model("C", 4), load_ms=1_000)
+    world.arrive("A", 300, lane="chat")
+    world.run(10_001)
+    world.disk_fault = "No space left on device"
+    alone = world.arrive("B", 300, lane="chat")
+    together = world.arrive("B", 300, lane="chat", companions=("C",))
+    world.run(10_500)
+    assert (alone.outcome, together.outcome) == ("disk_failed", "disk_failed")
+    assert world.core.state.models["A"].stage is Stage.READY and not world.judge.broken
+
+
 def test_a_disk_that_does_not_answer_holds_up_no_swap(world_of: WorldOf, model: ModelOf) -> None:
     """RES-20: a disk that hangs says nothing about the load; it is waited for a second, and the next swap does not
     wait again."""

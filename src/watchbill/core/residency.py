@@ -452,6 +452,8 @@ class Residency:
         for model in self._state.in_stage(Stage.ABSENT, Stage.PLANNED):
             if _writes(model) and now >= model.retry_at and self._state.is_wanted(model):
                 self.await_disk(model, fault, now)
+                if model.stage is Stage.PLANNED:  # a set that is under way would keep the plan
+                    self.unplan(model, now)
 
     def fail(
         self,
