@@ -147,14 +147,14 @@ async def test_an_external_tier_is_off_until_it_is_enabled(tmp_path: Path) -> No
 
 
 async def test_the_daily_limit_holds_over_restarts(tmp_path: Path) -> None:
-    """An answer of 100 tokens may cost 0.1 and a little: the second would pass 0.2, also for the next daemon."""
+    """An answer of 100 tokens may cost 0.1 and a little: the second would pass 0.11, also for the next daemon."""
 
     async def long_answer(asked: Asked, writer: asyncio.StreamWriter) -> None:
         events = chat_events("word " * 99 + "end")
         await stream_of(sse(*events))(asked, writer)
 
     async with peer_listening(long_answer) as peer:
-        text = cloud(peer, daily=0.2)
+        text = cloud(peer, daily=0.11)
         async with opened(tmp_path, text) as (client, driver):
             assert (await ask(client, "far")).status == 200
             assert driver.status()["tiers"]["cloud"]["spent_today"] == pytest.approx(0.1003)  # type: ignore[index]
@@ -199,6 +199,20 @@ async def test_a_request_that_would_cost_more_than_a_day_may_is_told_so(tmp_path
         answer = await ask(client, "far")
         assert (answer.status, answer.code) == (503, "tier_closed")
         assert "ask for fewer tokens, or raise daily" in answer.body.decode()
+        assert driver.status()["tiers"]["cloud"]["closed"] is False  # type: ignore[index]
+
+
+async def test_a_large_request_does_not_close_the_tier_for_others(tmp_path: Path) -> None:
+    """SPOOL-10: one request for 1,000 tokens closed a tier for the day with 8 % of its limit spent."""
+    async with (
+        peer_listening(HELLO) as peer,
+        peer_listening(HELLO) as spare,
+        opened(tmp_path, cloud(peer, SPARE.format(port=spare.port), daily=0.2)) as (client, driver),
+    ):
+        for tokens, served in ((150, peer), (199, spare), (150, peer)):
+            before = len(served.asked)
+            answer = await client.ask("/v1/chat/completions", BODY | {"model": "far", "max_tokens": tokens})
+            assert (answer.status, len(served.asked)) == (200, before + 1), answer.body
         assert driver.status()["tiers"]["cloud"]["closed"] is False  # type: ignore[index]
 
 
@@ -603,7 +617,7 @@ async def test_what_a_retry_does_not_mend_names_no_time(tmp_path: Path) -> None:
         await client.ask("/v1/chat/completions", BODY | {"model": "far", "max_tokens": 1})
         left_s = 86_400 - time.time() % 86_400
         answer = await client.ask("/v1/chat/completions", BODY | {"model": "far", "max_tokens": 147})
-        assert answer.code == "tier_closed" and b"its daily limit is reached" in answer.body
+        assert answer.code == "tier_closed" and b"of 0.15 left today" in answer.body
         assert abs(int(answer.headers["retry-after"]) - left_s) < 30
 
 

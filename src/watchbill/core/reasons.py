@@ -72,7 +72,7 @@ class Bar(StrEnum):
     BUSY = "busy"  # its server wants to be asked later
     UNKNOWN = "unknown"  # its server does not know the model
     AWAY = "away"  # its server cannot be reached
-    FAILED = "failed"  # its server has failed this request
+    FAILED = "failed"  # its server has failed this request, or it may cost more than is left
 
 
 class Proof(StrEnum):

@@ -28,7 +28,7 @@ _TEXTS = {
     Bar.BUSY: "its server wants to be asked later",
     Bar.UNKNOWN: "its server does not know the model; correct models of [tiers.{site}]",
     Bar.AWAY: "its server cannot be reached; see url of [tiers.{site}]",
-    Bar.FAILED: "its server has failed this request",
+    Bar.FAILED: "it has failed this request, or could not take it",
 }
 _REACHED: dict[Tier, Reach] = {
     Tier.LOCAL: Reach.HERE,

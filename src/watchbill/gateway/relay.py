@@ -30,6 +30,7 @@ from watchbill.errors import (
     RunTimeout,
     ShuttingDown,
     TheirsError,
+    TierClosed,
 )
 from watchbill.gateway.answers import EngineRefused, let_go, verdict
 from watchbill.gateway.capture import Tap
@@ -490,7 +491,13 @@ class Relay(AbstractContextManager["Relay", None]):
         self._reserving = None
 
     async def _begin_charge(self, charging: Charging, start: Start) -> None:
-        charge = await charging.begin(start, self.context)
+        try:
+            charge = await charging.begin(start, self.context)
+        except TierClosed:
+            if self.ticket.start is start and self.ticket.can_leave_site:
+                self._return_turn(start.site or "")
+                return
+            raise
         if self.ticket.start is not start or self._is_finished:  # it left meanwhile
             if charge is not None:
                 charge.end(self.ticket.id)

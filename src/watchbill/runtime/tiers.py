@@ -2,8 +2,9 @@
 
 The core routes requests to tiers and knows of money only whether a tier is spent out. This keeps the figures: it
 reserves what a request may cost, settles what it did cost, charges the time that a burst tier runs, and tells the core
-when a daily limit is reached and when it no longer is. The first request that does not fit into the rest of the day
-closes a tier, until a reservation turns out smaller, the day ends or the limit is raised.
+when a daily limit is reached and when it no longer is. A request that does not fit into the rest of the day is served
+elsewhere or refused. When little is left, the first such request closes the tier, until a reservation turns out
+smaller, the day ends or the limit is raised.
 
 The status of a server's answer may be about the tier, and not about the request:
 
@@ -53,6 +54,9 @@ _REFUSALS = {
 }
 #: Closings that a person has to mend.
 _ALERTED = frozenset({Bar.KEY, Bar.FORBIDDEN, Bar.MONEY, Bar.UNKNOWN})
+#: A tier that has less than this share of its daily limit left is closed by the first request that does not fit.
+#: While more is left, one caller that asks for very many tokens closes it for no other.
+SPENT_OUT_SHARE = 0.1
 _DAY_S = 86_400
 _LATE_S = 0.01
 
@@ -131,7 +135,7 @@ class Tiers:
     async def reserve(self, site: str, amount: float) -> Reserved | None:
         """Reserves what a request may cost. None: the tier is spent out, which the core knows by then.
 
-        Raises TierClosed for a request that would cost more than a whole day may, or whose cost cannot be kept.
+        Raises TierClosed for a request that may cost more than is left, or whose cost cannot be written down.
         """
         rules = self._rules.get(site)
         if rules is None or self._task is None:
@@ -140,7 +144,13 @@ class Tiers:
             if amount > rules.daily:
                 text = f"it may cost {amount:.4g}, and the tier {site} may cost {rules.daily:g} a day"
                 raise TierClosed(f"{text}; ask for fewer tokens, or raise daily")
-            if self._spending.spent(site) + amount > rules.daily:
+            left = rules.daily - self._spending.spent(site)
+            if amount > left >= SPENT_OUT_SHARE * rules.daily:
+                text = f"it may cost {amount:.4g}, and the tier {site} has {left:.4g} of {rules.daily:g} left today"
+                raise TierClosed(
+                    f"{text}; ask for fewer tokens, or raise daily", retry_after_ms=_left_of_day_ms()
+                )
+            if amount > left:
                 self._close_for_today(rules, amount)
                 return None
         try:
@@ -267,8 +277,7 @@ class Tiers:
     def _tell(self, place: _Place) -> None:
         """Tells the core whether a tier, or a model of it, takes requests."""
         if not place.model and place.site in self._lacking:
-            left_ms = round((_DAY_S - time.time() % _DAY_S) * 1000)  # the day of UTC ends then
-            self._feed(SiteClosed(place.site, Bar.LIMIT, lasts_ms=left_ms))
+            self._feed(SiteClosed(place.site, Bar.LIMIT, lasts_ms=_left_of_day_ms()))
             return
         bar, until = self._refused.get(place, (None, 0.0))
         left_ms = None if bar is None else max(0, round((until - time.monotonic()) * 1000))
@@ -302,3 +311,8 @@ class Tiers:
             }
             for site, rules in self._rules.items()
         }
+
+
+def _left_of_day_ms() -> int:
+    """Until the day of UTC ends."""
+    return round((_DAY_S - time.time() % _DAY_S) * 1000)
