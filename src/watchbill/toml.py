@@ -35,6 +35,8 @@ Raw = dict[str, object]
 
 #: Without the sign.
 INTEGER_BITS_MAX = 63
+#: A config of llama-swap, under whatever name.
+_YAML_MODELS = re.compile(r"^models:[ \t]*$", re.MULTILINE)
 _AT_LINE = re.compile(r" ?\(at (?:line (\d+), column \d+|end of document)\)")
 _TWICE = re.compile(r"Cannot declare \((.*?),?\) twice")
 #: A key of more parts than any table of ours is deep. Comments, strings and all other words are stepped over, so that
@@ -156,7 +158,7 @@ def _syntax_problem(message: str, text: str, origin: str) -> Problem:
     if said == "Cannot overwrite a value":
         return Problem(origin, line, "", "sets a key that is already set", "keep one of them")
     hint = "see https://toml.io"
-    if origin.endswith((".yaml", ".yml")):
+    if origin.endswith((".yaml", ".yml")) or _YAML_MODELS.search(text):
         hint = f"a config of llama-swap becomes one with: watchbill config import llama-swap {shlex.quote(origin)}"
     return Problem(origin, line, "", f"is not TOML: {said[:1].lower()}{said[1:200]}", hint)
 

@@ -398,6 +398,8 @@ def test_paths_are_relative_to_the_file_not_to_where_one_stands(
         (b"a = 1\nb = \nc = 3", "w.toml:2: is not TOML: invalid value; see https://toml.io"),
         (b'a = 1\nb = "open\n', "w.toml:2: is not TOML: illegal character '\\n'; see https://toml.io"),
         (b'a = """open\n\n', "w.toml:2: is not TOML: unterminated string; see https://toml.io"),
+        (b"models:\n  a:\n    cmd: serve\n", "w.toml:1: is not TOML: expected '=' after a key in a key/value pair; "
+         "a config of llama-swap becomes one with: watchbill config import llama-swap w.toml"),
         (b"[server]\nport = 1\nport = 2\n", "w.toml:3: sets a key that is already set; keep one of them"),
         (b"[models.a]\n[models.a]\n", "w.toml:2: models.a: is declared twice; merge the two tables"),
         (b'[devices."gpu:0"]\n[devices."gpu:0"]\n',
