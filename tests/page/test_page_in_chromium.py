@@ -413,7 +413,7 @@ def test_on_a_narrow_screen_requests_are_above_the_list_of_models(chromium: Brow
     page = chromium.open(daemon.url + "/#now", width=390, height=844)
     page.until_text("live", "#pulse")
     top = "document.querySelector('#%s').getBoundingClientRect().top"
-    page.until(f"{top % 'requests'} < {top % 'models'} && {top % 'lanes'} < {top % 'models'}")
+    assert page.value(f"{top % 'requests'} < {top % 'models'} && {top % 'lanes'} < {top % 'models'}")
     page.close()
 
 

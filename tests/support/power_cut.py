@@ -4,6 +4,7 @@ A power cut is real as far as the file system can tell: the ioctl drops everythi
 the mount goes away, and what is mounted again is what a disk would hold.
 """
 
+import errno
 import fcntl
 import os
 import shutil
@@ -15,11 +16,15 @@ from pathlib import Path
 
 import pytest
 
+from support.eventually import wait_until
+
 __all__ = ["Disk", "loop_disk", "need_root_and", "run_tool"]
 
 #: XFS_IOC_GOINGDOWN, which ext4 answers, too; flag 2 is "do not flush the journal".
 GOING_DOWN = 0x8004587D
 NO_FLUSH = struct.pack("I", 2)
+#: How long a sandbox of another test may hold a copy of a mount.
+COPIES_S = 120.0
 SIZE_MIB = {"ext4": 96, "xfs": 320}
 
 
@@ -34,8 +39,7 @@ class Disk:
         with open(self._image, "wb") as image:
             image.truncate(SIZE_MIB[kind] * 1024 * 1024)
         run_tool(f"mkfs.{kind}", "-q", os.fspath(self._image))
-        # One device for the whole life of the disk. `mount -o loop` makes one for each mount, and may meet the last one
-        # while the kernel takes it away; a disk that answered EIO after a cut was seen once, and never again.
+        # One device for the whole life of the disk: `mount -o loop` makes one for each mount.
         self._device = run_tool("losetup", "--find", "--show", os.fspath(self._image))
         self.mount()
 
@@ -51,8 +55,25 @@ class Disk:
             os.close(fd)
 
     def mount_again(self) -> None:
+        """Mount what the cut has left.
+
+        A sandbox that another test runs meanwhile has a copy of all mounts. Until it ends, the kernel mounts the same
+        file system again, and that one is shut down: every access answers EIO.
+        """
+        wait_until(self._is_mounted_anew, COPIES_S)
+
+    def _is_mounted_anew(self) -> bool:
         run_tool("umount", os.fspath(self.path))
         self.mount()
+        trial = self.path / ".trial"
+        try:
+            trial.touch()
+        except OSError as error:
+            if error.errno != errno.EIO:
+                raise
+            return False
+        trial.unlink()
+        return True
 
     def cut(self) -> None:
         self.shut_down()
