@@ -161,7 +161,8 @@ def run_app(arguments: Sequence[str]) -> int:
     _refuse_empty(arguments)
     if arguments and arguments[0] in SPOKEN:
         arguments = [SPOKEN[arguments[0]], *arguments[1:]]
-    arguments = _with_values(arguments)
+    if arguments and arguments[0] == "run":
+        arguments = _with_values(arguments)
     _refuse_unknown(arguments)
     app = build_app(arguments[0] if arguments else "")
     try:

@@ -56,9 +56,8 @@ class Library:
         )
         self.registry = registry  # where models without a host in their name come from
         self._declared = declared
-        self._absent: dict[
-            str, Model
-        ] = {}  # declared by the embedded default; served again once their files are there
+        # Declared by the embedded default; served again once their files are there.
+        self._absent: dict[str, Model] = {}
         self._entries: dict[str, Entry] = {}
         self._shelf = Shelf(folder, declared.library)
         self._finding = Finding()

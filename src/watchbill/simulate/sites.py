@@ -17,6 +17,7 @@ from watchbill.core import messages as m
 from watchbill.core.machine import Machine
 from watchbill.core.model_state import HOST_AWAY_MS
 from watchbill.core.reasons import Bar
+from watchbill.core.stages import Stage
 from watchbill.simulate.callers import Caller, CallerState
 from watchbill.simulate.engine import Power, SimEngine
 
@@ -66,9 +67,8 @@ class Sites:
 
     def __init__(self, world: Around, say: Callable[[str, str], None]) -> None:
         self._world, self._say = world, say
-        self._closed: dict[
-            tuple[str, str], float
-        ] = {}  # site and model, or all of them -> the closing's number
+        # Site and model, or all of them -> the closing's number.
+        self._closed: dict[tuple[str, str], int] = {}
         self._closings = 0
         self._away: dict[str, float] = {}  # models of peers -> until when other sites go first
 
@@ -176,9 +176,6 @@ class Sites:
                 continue
             is_closed = (model.site, "") in self._closed or (model.site, name) in self._closed
             core = state.models[name]
-            if (
-                not is_closed
-                and not core.is_quarantined(int(self._world.now))
-                and core.stage.value == "ready"
-            ):
+            may_serve = core.stage is Stage.READY and not core.is_quarantined(int(self._world.now))
+            if may_serve and not is_closed:
                 self._say("waits for a peer that is away", f"{request.id} at {caller.served_by}, not {name}")

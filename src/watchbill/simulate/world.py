@@ -367,9 +367,8 @@ class World:
         parting = self._part(caller)
         caller.ran_ms += self.now - caller.granted_at
         caller.state = CallerState.WAITING
-        caller.due = max(
-            caller.due, self.now + 2
-        )  # its wait may be over: another site starts it at once, or none
+        # Its wait may be over: another site starts it at once, or none.
+        caller.due = max(caller.due, self.now + 2)
         self.feed(m.Returned(caller.request.id, parting, site, is_fault))
 
     def break_off(self, caller: Caller) -> None:

@@ -138,6 +138,8 @@ class _Import:
         command = self._command(name, table, macros, section)
         section.set("engine", "process")
         section.set("command", command)
+        if upstream := table.text("useModelName"):
+            section.set("served_as", upstream, "useModelName")
         self._add_life(table, macros, section)
         self._add_names(name, table, macros, section)
         if variables := self._environment(table, macros, section):
@@ -284,8 +286,6 @@ class _Import:
             section.set("abilities", abilities)
 
     def _tell_rest_of(self, table: Reading, section: Section) -> None:
-        if upstream := table.text("useModelName"):
-            section.set("served_as", upstream)
         for key, why in _NEEDLESS.items():
             table.drop(key, why)
         for path, why in table.rest().items():
