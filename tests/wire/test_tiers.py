@@ -118,9 +118,13 @@ async def test_local_answers_say_that_they_are_local(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("headers", "more", "why"),
     [
-        ({"X_Watchbill_Private": "1"}, "", "private work is never sent to an external tier"),
+        *[
+            ({"X_Watchbill_Private": said}, "", "private work is never sent to an external tier")
+            for said in ("1", "true", "True", "yes", "on", "2", "please")
+        ],
         ({"X_Watchbill_Lane": "quiet"}, "[lanes.quiet]\nprivate = true", "private work is never sent"),
         ({"X_Watchbill_Tier": "local"}, "", "must be served on this machine"),
+        ({"X_Watchbill_Tier": "Local"}, "", "must be served on this machine"),
     ],
 )
 async def test_private_work_never_leaves(
@@ -134,6 +138,59 @@ async def test_private_work_never_leaves(
         copied = await ask(client, "small@cloud", **headers)
         assert copied.status == 404
         assert peer.asked == []
+
+
+@pytest.mark.parametrize("said", ["0", "false", "No", "off", ""])
+async def test_work_that_is_marked_as_not_private_may_leave(tmp_path: Path, said: str) -> None:
+    async with peer_listening(HELLO) as peer, opened(tmp_path, cloud(peer)) as (client, _):
+        assert (await ask(client, "far", X_Watchbill_Private=said)).status == 200
+
+
+async def test_a_private_model_does_not_leave_under_the_name_of_its_copy(tmp_path: Path) -> None:
+    """SPOOL-10: a caller that named the copy sent the prompts of a private model to the external tier."""
+    async with peer_listening(HELLO) as peer:
+        text = cloud(peer, models='["small", "diary"]')
+        text += '[models.diary]\nengine = "scripted"\nmemory = "1MiB"\nprivate = true\n'
+        async with opened(tmp_path, text) as (client, _):
+            answer = await ask(client, "diary@cloud")
+            assert (answer.status, answer.code) == (503, "tier_closed"), answer.body
+            assert "private work is never sent to an external tier" in answer.body.decode()
+            assert peer.asked == []
+            assert (await ask(client, "small@cloud")).status == 200, "a caller may ask for a site otherwise"
+
+
+async def test_a_private_lane_that_a_key_may_not_use_keeps_its_work_here(tmp_path: Path) -> None:
+    """SPOOL-10: the request went into the lane of its key, and from there to the external tier."""
+    more = """
+[lanes.slow]
+class = "background"
+[lanes.quiet]
+private = true
+[server]
+keys = { bot = { key = "of-the-bot-0123456789", lane = "slow" } }
+"""
+    async with peer_listening(HELLO) as peer, opened(tmp_path, cloud(peer, more)) as (client, _):
+        for lane, status in (("quiet", 503), ("slow", 200)):
+            answer = await ask(
+                client, "far", X_Watchbill_Lane=lane, Authorization="Bearer of-the-bot-0123456789"
+            )
+            assert answer.status == status, answer.body
+
+
+async def test_what_waits_for_a_model_that_became_private_does_not_leave(tmp_path: Path) -> None:
+    """SPOOL-10: the config that holds when a request is sent counts, not the one of its arrival."""
+    async with peer_listening(HELLO) as peer:
+        slow = '[models.slow]\nengine = "scripted"\nmemory = "1MiB"\nscript = { service = "20s", touch = false }\n'
+        text = cloud(peer, '[lanes.default]\nmax_wait = "3s"\n[routing]\nafter = "30s"', '["slow"]') + slow
+        async with opened(tmp_path, text) as (client, driver):
+            first = asyncio.create_task(ask(client, "slow"))
+            await eventually(lambda: any(r["state"] == "running" for r in driver.requests()))
+            second = asyncio.create_task(ask(client, "slow", X_Watchbill_Deadline_Ms="60000"))
+            await eventually(lambda: any(r["state"] == "waiting" for r in driver.requests()) or second.done())
+            await driver.reload(catalog(text + "private = true\n"))
+            answer = await within(20, second)
+            assert (answer.status, peer.asked) == (503, []), answer.body
+            first.cancel()
 
 
 async def test_an_external_tier_is_off_until_it_is_enabled(tmp_path: Path) -> None:

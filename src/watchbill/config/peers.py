@@ -153,5 +153,6 @@ def add_peers(
                 load_timeout_ms=START_TIMEOUT, probe="none", writes_here=False, where=Tier.PEER, site=name,
                 priority=3 if of_here is None else of_here.priority,
                 embedding=False if of_here is None else of_here.embedding,
+                private=False if of_here is None else of_here.private,
                 copy_of=None if of_here is None else of_here.name,
             )  # fmt: skip

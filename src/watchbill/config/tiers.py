@@ -321,6 +321,7 @@ def _model_of(
         health=table.health or "/health",
         probe="none",
         embedding=False if of_here is None else of_here.embedding,
+        private=False if of_here is None else of_here.private,
         writes_here=False,
         where=Tier(table.kind),
         site=engine.name.removeprefix(_MARK),

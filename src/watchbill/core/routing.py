@@ -45,6 +45,8 @@ def bar_of(state: State, model: ModelState, request: Request) -> Bar | None:
         return None
     if request.reach > _REACHED[spec.where]:
         return Bar.HERE if request.reach is Reach.HERE else Bar.PRIVATE
+    if spec.where is Tier.EXTERNAL and (spec.private or state.catalog.lane_for(request.lane).private):
+        return Bar.PRIVATE  # as the config says now: it may have changed while the request waited
     rules = state.catalog.tiers.get(spec.site)
     if rules is not None and not rules.enabled:
         return Bar.OFF

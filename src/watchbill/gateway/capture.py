@@ -14,6 +14,7 @@ from watchbill.catalog import Catalog, Tier
 from watchbill.errors import EngineFailed
 from watchbill.gateway.answers import EngineRefused
 from watchbill.gateway.assemble import Assembly
+from watchbill.gateway.options import is_marked_private
 from watchbill.gateway.request_context import RequestContext
 from watchbill.runtime.capture import Capture, Captured
 from watchbill.runtime.limits import CAPTURE_ANSWER_BYTES_MAX, CAPTURE_PROMPT_BYTES_MAX, CAPTURE_STOP_MS
@@ -35,7 +36,7 @@ class Capturing:
 
     def begin(self, catalog: Catalog, context: RequestContext, submission: Submission) -> "Tap | None":
         """Listens to a request, if a spool wants it."""
-        if self.sink is None or context.request.headers.get("x-watchbill-private") == "1":
+        if self.sink is None or is_marked_private(context.request.headers):
             return None
         spool = _spool_of(catalog, context, submission)
         return None if spool is None else Tap(spool, context, self._finish)

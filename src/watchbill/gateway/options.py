@@ -33,6 +33,7 @@ __all__ = [
     "CallerOptions",
     "Range",
     "check_ranges",
+    "is_marked_private",
     "read_companions",
     "read_metadata",
     "split_alias",
@@ -43,8 +44,16 @@ _HEADERS = tuple(
     for name in ("lane", "priority", "deadline-ms", "tier", "supersede-key", "with", "private", "lease")
 )
 _HEADER_SET = frozenset(_HEADERS)
+#: All that takes the mark of private work away: a caller that writes anything else means that it is private.
+_NOT_PRIVATE = frozenset({"", "0", "false", "no", "off"})
 #: Our own fields in a body.
 _FIELDS = frozenset({"priority", "keep_alive", "ttl"})
+
+
+def is_marked_private(headers: Mapping[str, str]) -> bool:
+    """Whether a caller marks its request as private (`X-Watchbill-Private`). A value that nobody knows does not degrade
+    here: the request would leave the machine."""
+    return headers.get("x-watchbill-private", "").strip().lower() not in _NOT_PRIVATE
 
 
 class Range(msgspec.Struct, frozen=True):
@@ -170,14 +179,16 @@ class CallerOptions:
         if ":" in model:
             model, lane_of_alias = split_alias(model, catalog)
             body["model"] = model  # an engine does not know our lanes
-        lane, priority, deadline, tier, supersede, beside, private, lease = map(headers.get, _HEADERS)
+        lane, priority, deadline, tier, supersede, beside, _, lease = map(headers.get, _HEADERS)
         of_body, keep_alive = body.pop("priority", None), body.pop("keep_alive", body.pop("ttl", None))
         if key is not None and key.peer is not None:
             return self._leased(model, key, lease, catalog)
         priority = of_body if priority is None else priority
+        tier = None if tier is None else tier.lower()
+        lanes = (lane, lane_of_path, lane_of_alias)
         return Submission(
             model,
-            self._lane((lane, lane_of_path, lane_of_alias, door.lane), catalog, key),
+            self._lane((*lanes, door.lane), catalog, key),
             None if priority is None else self._number(priority, 1, 5),
             None if deadline is None else self._number(deadline, 0, DURATION_MS_MAX),
             key is not None and key.admin,
@@ -187,7 +198,7 @@ class CallerOptions:
             None if supersede is None else self._supersede_key(supersede, key),
             () if beside is None else self._companions(beside, model, catalog),
             None if key is None else catalog.server.sharer(key),
-            self._reach(tier, private),
+            self._reach(tier, is_marked_private(headers) or _names_private_lane(lanes, catalog)),
         )
 
     @staticmethod
@@ -224,11 +235,11 @@ class CallerOptions:
         return asked == "exact"
 
     @staticmethod
-    def _reach(tier: str | None, private: str | None) -> Reach:
+    def _reach(tier: str | None, is_private: bool) -> Reach:
         """How far from this machine the request may be served."""
         if tier == LOCAL_SITE:
             return Reach.HERE
-        return Reach.PRIVATE if private == "1" else Reach.ANYWHERE
+        return Reach.PRIVATE if is_private else Reach.ANYWHERE
 
     def _supersede_key(self, asked: str, key: ApiKey | None) -> str | None:
         """What the caller's newer requests supersede. One caller's key never meets another's."""
@@ -299,3 +310,9 @@ def _refuse_exclusive(names: tuple[str, ...], catalog: Catalog) -> None:
                     f"{other} and {model.name} exclude each other on {device} (group {model.group}): "
                     "they can never be in memory together"
                 )
+
+
+def _names_private_lane(asked: Iterable[str | None], catalog: Catalog) -> bool:
+    """Whether a caller names a private lane, also where its key does not let it use that lane."""
+    lanes = (catalog.offered_lane(name) for name in asked if name is not None)
+    return any(lane is not None and lane.private for lane in lanes)

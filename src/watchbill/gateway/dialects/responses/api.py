@@ -50,7 +50,7 @@ from watchbill.gateway.limits import (
     RESPONSES_BACKGROUND_MAX,
 )
 from watchbill.gateway.model_calls import Fields, ModelCalls
-from watchbill.gateway.options import check_ranges
+from watchbill.gateway.options import check_ranges, is_marked_private
 from watchbill.gateway.request_context import RequestContext
 from watchbill.gateway.resume import Begun
 from watchbill.gateway.services import Services
@@ -185,7 +185,7 @@ class ResponsesApi:
         return Making(asked, is_stored=self._is_kept(context, asked))
 
     def _is_kept(self, context: RequestContext, asked: Asked) -> bool:
-        is_private = context.request.headers.get("x-watchbill-private") == "1"
+        is_private = is_marked_private(context.request.headers)
         return self._services.server.store_responses and asked.store and not is_private
 
     async def _make_later(
