@@ -28,6 +28,7 @@ from watchbill.spool.backend import AnySpool
 from watchbill.spool.by_hand import by_hand
 from watchbill.spool.faults import EventRefused
 from watchbill.spool.jetstream import JetSpool
+from watchbill.spool.names import stem_of
 from watchbill.spool.term import term_for
 
 NUMBERS = itertools.count()
@@ -99,6 +100,45 @@ class TestContract:
         mine, theirs = one.lease_many(5), other.lease_many(50)
         assert len(mine) == 5 and len(theirs) == 15
         assert not {item.name for item in mine} & {item.name for item in theirs}
+
+    def test_used_attempts_are_listed_while_the_event_waits(self, make: Make) -> None:
+        """SPOOL-06, SPOOL-08: on NATS an event that had failed twice was listed as one that was never tried, and lost
+        its count when it was poisoned by hand."""
+        spool = make()
+        spool.enqueue_many([event(number) for number in range(3)])
+        first = spool.lease()
+        assert first is not None
+        spool.fail(first, ValueError("not yet"))
+        hand = by_hand(spool)
+        assert sorted(entry.attempt for entry in hand.entries(State.QUEUE)) == [0, 0, 1]
+        listed, total = hand.by_age(State.QUEUE, limit=1)
+        assert [entry.name for entry in listed] == [first.name] and total == 3
+        (entry,) = hand.beginning(stem_of(first.name))
+        assert (entry.name, entry.attempt, entry.state) == (first.name, 1, State.QUEUE)
+        hand.poison(entry, "enough")
+        (given_up,) = hand.entries(State.POISON)
+        assert given_up.attempt == 1
+        assert given_up.reason is not None and given_up.reason["name"] == first.name
+
+    def test_a_lease_that_is_over_is_told_with_what_became_of_its_event(self, make: Make) -> None:
+        """SPOOL-08: on NATS a shell worker that came too late learned only that it was too late."""
+        spool = make()
+        hand = by_hand(spool)
+        for settle, became in (
+            (hand.finish, "is finished"),
+            (lambda path: hand.release(hand.find_leased(path), holder=True), "waits in the queue"),
+            (lambda path: hand.poison(hand.find_leased(path), "bad", holder=True), "was given up"),
+        ):
+            spool.enqueue(event(became))
+            leased = hand.lease_out(term_for(60))
+            assert leased is not None
+            settle(leased[0])
+            with pytest.raises(LeaseLost, match=became):
+                hand.find_leased(leased[0])
+            for entry in list(hand.entries(State.QUEUE)):
+                hand.poison(entry, "out of the way")
+        with pytest.raises(LeaseLost, match="name a path that `spool dequeue` printed"):
+            hand.find_leased(leased[0].with_name(leased[0].name.replace("1", "2")))
 
     def test_a_release_uses_up_no_attempt_and_a_failure_does(self, make: Make) -> None:
         """SPOOL-03, SPOOL-06: three attempts in all, then poison with the reason."""

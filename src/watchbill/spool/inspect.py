@@ -27,8 +27,8 @@ from watchbill.spool.replay import replay_dead, unreplayed
 from watchbill.spool.term import holds
 
 __all__ = [
-    "Entry", "Stats", "by_age", "counts", "entries", "find", "find_leased", "in_folders", "oldest", "poison_named",
-    "put_away", "release_named", "replace_content", "requeue", "show", "stats",
+    "Entry", "Stats", "by_age", "counts", "entries", "find", "find_leased", "in_folders", "not_leased_text", "oldest",
+    "poison_named", "put_away", "release_named", "replace_content", "requeue", "show", "stats",
 ]  # fmt: skip
 
 _Found = tuple[State, os.DirEntry[str]]
@@ -233,8 +233,13 @@ def _why_not_leased(spool: Spool, path: Path, told: str) -> str:
         entry = find(spool, path.name) if is_event(path.name) else None
     except SpoolLayout:
         entry = None
+    return not_leased_text(path, told, entry, str(spool.path))
+
+
+def not_leased_text(path: Path, told: str, entry: Entry | None, spool: str) -> str:
+    """What became of an event that is not leased under this path."""
     if entry is None:
-        return f"{path} {told}: the spool {spool.path} has no such event; name a path that `spool dequeue` printed"
+        return f"{path} {told}: the spool {spool} has no such event; name a path that `spool dequeue` printed"
     return f"{path} {told}: {entry.name} {_NOT_LEASED[entry.state]}"
 
 

@@ -15,7 +15,7 @@ from typing import Any, cast
 
 from watchbill.files.atomic import make_folder, write_file_durable
 from watchbill.spool.faults import LeaseLost, SpoolLayout, disk_fault
-from watchbill.spool.inspect import Entry, Stats
+from watchbill.spool.inspect import Entry, Stats, not_leased_text
 from watchbill.spool.item import Carried, Item
 from watchbill.spool.jetstream.holders import Held, Note, new_worker
 from watchbill.spool.jetstream.link import NO_MESSAGE, BrokerSays, Link
@@ -30,7 +30,7 @@ from watchbill.spool.jetstream.streams import (
 )
 from watchbill.spool.layout import State
 from watchbill.spool.limits import BROKER_PAGE, BROKER_PAGE_BYTES
-from watchbill.spool.names import lines_of, ns_of, stem_of, with_attempt
+from watchbill.spool.names import is_event, lines_of, ns_of, stem_of, with_attempt
 from watchbill.spool.retention import Collected
 from watchbill.spool.term import Term
 
@@ -110,7 +110,7 @@ class JetByHand:
             kept = (
                 sorted(found, key=_arrival) if limit is None else heapq.nsmallest(limit, found, key=_arrival)
             )
-            return [entry for *_, entry in kept], max(total, len(kept))
+            return await self._with_tries([entry for *_, entry in kept]), max(total, len(kept))
 
         found, total = self._spool.run(read, "list the events")
         return iter(found), total
@@ -125,7 +125,7 @@ class JetByHand:
             for stream, kind in self._streams_of(wanted):
                 stored = await self._spool.find_stored(stream, kind, stem)
                 if stored is not None and (entry := self._entry(kind, stored, held)).state in wanted:
-                    return [entry]
+                    return await self._with_tries([entry])
             return []
 
         if exact := self._spool.run(find, f"look for {stem}"):
@@ -251,9 +251,9 @@ class JetByHand:
         worker = self._worker_of(path)
         note = self._note(worker) if worker else None
         if not worker or note is None or not note.held or not path.is_file():
-            raise LeaseLost(
-                f"{path} is not leased any more, or never was; name a path that `spool dequeue` printed"
-            )
+            found = self.beginning(stem_of(path.name)) if is_event(path.name) else []
+            exact = next((each for each in found if stem_of(each.name) == stem_of(path.name)), None)
+            raise LeaseLost(not_leased_text(path, "is not leased any more", exact, self._streams.name))
         seq, held = next(iter(note.held.items()))
         name = with_attempt(path.name, held.attempt)
         size, born_ns = path.stat().st_size, ns_of(path.name)
@@ -370,6 +370,17 @@ class JetByHand:
             name, state, path, attempt, lines_of(name), len(stored.data), age_ms, folder,
             (stored.stream, stored.seq), reason,
         )  # fmt: skip
+
+    async def _with_tries(self, entries: list[Entry]) -> list[Entry]:
+        """The same entries; those that wait with the attempts that they have used up."""
+        waiting = [_place(entry)[1] for entry in entries if entry.state is State.QUEUE]
+        tries = await self._spool.holders.all_tries(waiting)
+        return [
+            replace(entry, name=with_attempt(entry.name, tries[seq]), attempt=tries[seq])
+            if entry.state is State.QUEUE and tries.get(seq := _place(entry)[1], 0) > entry.attempt
+            else entry
+            for entry in entries
+        ]
 
     def _stored(self, entry: Entry) -> Stored:
         """The message of an entry. Raises SpoolLayout if it has moved."""

@@ -16,13 +16,14 @@ The note of a shell's lease has a term instead of a heartbeat.
 import json
 import os
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, cast
 
 from watchbill.files.host import boot_id, host_name, pid_space, process_start
 from watchbill.spool.jetstream.link import NO_MESSAGE, BrokerSays, Link
 from watchbill.spool.jetstream.streams import Streams, from_api
-from watchbill.spool.limits import BROKER_NOTES_S
+from watchbill.spool.limits import BROKER_NOTES_S, BROKER_PAGE
 from watchbill.spool.term import Term
 
 __all__ = ["Held", "Holder", "Holders", "Life", "Note", "new_worker"]
@@ -218,6 +219,19 @@ class Holders:
         """Attempts of an event that failed, or whose worker died."""
         found = await self._read(self._tries(seq))
         return int(found[0]) if found is not None and found[0].isdigit() else 0
+
+    async def all_tries(self, seqs: Sequence[int]) -> dict[int, int]:
+        """The same of many events; those without any are left out."""
+        found: dict[int, int] = {}
+        for first in range(0, len(seqs), BROKER_PAGE):
+            page = [self._tries(seq) for seq in seqs[first : first + BROKER_PAGE]]
+            body = {"multi_last": page, "batch": len(page)}
+            for message in await self._link.collect(
+                f"$JS.API.DIRECT.GET.{self._streams.state}", body, until=_ENDS
+            ):
+                if message.data.isdigit():
+                    found[int(message.headers["Nats-Subject"].rpartition(".")[2])] = int(message.data)
+        return found
 
     async def note_tries(self, seq: int, attempts: int) -> None:
         await self._link.ask(self._tries(seq), str(attempts).encode(), _TTL)

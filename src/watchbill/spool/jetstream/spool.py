@@ -446,7 +446,7 @@ class JetSpool:
         if signature is not None:
             headers[SIGNATURE] = signature.decode()
         if reason is not None:
-            headers[REASON] = reason_bytes(name, attempts, reason).decode().strip()
+            headers[REASON] = reason_bytes(with_attempt(name, attempts), attempts, reason).decode().strip()
         try:
             await self._link.ask(self.streams.subject(kind, stem), content, headers)
         except BrokerSays as error:
