@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from support.eventually import PATIENCE_S, wait_until
+from support.forked_commands import run_watchbill
 from watchbill.fleet.folder import places
 from watchbill.fleet.folder.disk import FolderDisk
 from watchbill.fleet.state.entries import encode_entry
@@ -51,7 +52,7 @@ class FleetFolder:
         }
         return {
             **kept, "WATCHBILL_HOME": str(self.home / "home"), "XDG_CONFIG_HOME": str(self.home / "config"),
-            "NO_COLOR": "1",
+            "NO_COLOR": "1", "PYTHONUTF8": "1",
         }  # fmt: skip
 
     def start_coordinator(self, **environment: str) -> subprocess.Popen[bytes]:
@@ -76,10 +77,7 @@ class FleetFolder:
         self, *words: str, timeout_s: float = 4 * PATIENCE_S, **environment: str
     ) -> subprocess.CompletedProcess[str]:
         env = {**self.environment(), **environment}
-        return subprocess.run(
-            [sys.executable, "-m", "watchbill", *words], env=env, cwd=self.home, text=True,
-            capture_output=True, check=False, timeout=timeout_s,
-        )  # fmt: skip
+        return run_watchbill(*words, env=env, cwd=self.home, timeout=timeout_s)
 
     def plan(self, *words: str) -> subprocess.CompletedProcess[str]:
         """`watchbill plan ... --root ROOT`."""

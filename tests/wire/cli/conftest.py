@@ -18,6 +18,8 @@ from pathlib import Path
 
 import pytest
 
+from support.forked_commands import run_watchbill
+
 GB = 10**9
 STATUS: dict[str, object] = {
     "devices": {
@@ -162,7 +164,7 @@ def daemon() -> Iterator[StandIn]:
 
 @dataclass
 class Command:
-    """How tests run `watchbill`: the real program, in a surrounding of its own."""
+    """How tests run `watchbill`, in a surrounding of its own."""
 
     home: Path
     url: str | None = None
@@ -189,11 +191,7 @@ class Command:
         return shlex.join(["watchbill", "--root", self.environment["WATCHBILL_HOME"], *words])
 
     def __call__(self, *arguments: str, stdin: str | None = None) -> "subprocess.CompletedProcess[str]":
-        return subprocess.run(
-            [sys.executable, "-m", "watchbill", *arguments],
-            env=self.environment, cwd=self.home, capture_output=True, text=True, timeout=30, check=False,
-            input=stdin, stdin=None if stdin is not None else subprocess.DEVNULL,
-        )  # fmt: skip
+        return run_watchbill(*arguments, env=self.environment, cwd=self.home, input=stdin, timeout=30)
 
     def start(self, *arguments: str) -> "subprocess.Popen[bytes]":
         """Starts the command with pipes, to be read while it runs."""
