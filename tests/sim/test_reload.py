@@ -371,3 +371,17 @@ def test_a_longer_max_wait_holds_for_new_requests(world_of: WorldOf, model: Mode
     world.run(66_000)
     assert waiting.outcome == m.Refusal.WAIT_EXCEEDED
     assert late.state == "waiting"
+
+
+def test_a_refusal_names_the_bound_that_the_request_came_with(world_of: WorldOf, model: ModelOf) -> None:
+    """LANE-04: a max_wait that went down and up again is no deadline of the caller."""
+    world = world_of(model("A"), model("B"))
+    world.arrive("A", 300_000, lane="chat")
+    world.run(5_000)
+    world.arrive("A", 500, lane="chat")
+    world.reload(with_max_wait(world, 20_000))
+    world.arrive("A", 500, lane="chat")
+    world.reload(with_max_wait(world, 200_000))
+    world.run(30_000)
+    expired = [n.reason for _, n in world.journal if n.event is m.JournalEvent.EXPIRE]
+    assert expired == ["the max_wait of lane chat"] * 2

@@ -499,9 +499,7 @@ class Admission:
 
     def _bound(self, request: Request, due: int | None = None) -> str:
         """The bound that the request waited up to, until `due` if it had begun to wait, in words."""
-        # None: a task of the rotation, or a lane that was removed since the arrival.
-        lane = self._state.catalog.lanes.get(request.lane)
-        if lane is not None and request.max_wait_ms < lane.max_wait_ms:
+        if request.is_hurried:
             return "the deadline of its caller"
         if request.bound_at and due is not None and due >= request.bound_at:
             return f"the max_wait and the timeout of lane {request.lane} together"

@@ -107,6 +107,7 @@ class Request(Struct, frozen=True, gc=False):
     caller: str | None = None  # the key that has a share of its lane's queue; None: it may have all of it
     reach: Reach = Reach.ANYWHERE  # how far from this machine it may be served
     lease: str | None = None  # of leased work: the lease that it runs under
+    is_hurried: bool = False  # `max_wait_ms` is a deadline of its caller, and shorter than its lane's
     # Once before its first byte: it is not cut again, or it would start over without end.
     was_cut: bool = False
     # Set when its engine died: `timeout_ms` of the first try also covers the next one; 0: not set.

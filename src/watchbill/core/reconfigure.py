@@ -78,7 +78,8 @@ class Reconfigure:
                     continue
                 state.withdraw(line, request_id)
                 sooner = max(now, request.arrived_at + max_wait_ms)
-                state.join(line, structs.replace(request, max_wait_ms=max_wait_ms), sooner)
+                shortened = structs.replace(request, max_wait_ms=max_wait_ms, is_hurried=False)
+                state.join(line, shortened, sooner)
 
     def _known_of(self, name: str) -> Knowledge:
         return self._known.get(name) or Knowledge(Footprint({}))

@@ -273,6 +273,7 @@ class Driver:
         names = (submission.model, submission.lane)
         model, lane = self._named.get(names) or self._find(*names)
         patience, asked, best = lane.max_wait_ms, submission.deadline_ms, submission.best_priority
+        is_hurried = asked is not None and asked < patience
         # Other policies serve in order of arrival, so priority does not count there.
         priority = (lane.policy == "priority" and submission.priority) or lane.priority or model.priority
         return m.Request(
@@ -281,7 +282,7 @@ class Driver:
             lane.name,
             lane.work_class,
             now,
-            patience if asked is None or asked > patience else asked,
+            asked if is_hurried and asked is not None else patience,
             lane.timeout_ms,
             priority if priority > best else best,
             submission.operator,
@@ -292,6 +293,7 @@ class Driver:
             submission.caller,
             _reach(submission, model, lane),
             submission.lease,
+            is_hurried,
         )
 
     def _find(self, model_name: str, lane_name: str | None) -> tuple[Model, Lane]:
