@@ -117,13 +117,25 @@ class Metrics:
         self._recorders.append(_Thrash(self.thrash_ratio))
 
     def started(
-        self, lane: str, waited_ms: int, error_ms: int | None, tier: str = Tier.LOCAL, *, times: int = 1
+        self,
+        lane: str,
+        waited_ms: int,
+        error_ms: int | None,
+        tier: str | None = Tier.LOCAL,
+        *,
+        times: int = 1,
     ) -> None:
-        """Counts requests that started after `waited_ms`, `error_ms` after their forecast; negative: before it."""
-        self._tiers.add(times, tier)
+        """Counts requests that started after `waited_ms`, `error_ms` after their forecast; negative: before it. Those
+        that go to another machine are counted for its tier when they are `sent`."""
+        if tier is not None:
+            self._tiers.add(times, tier)
         self._wait.observe(waited_ms / 1000, lane, times=times)
         if error_ms is not None:
             self._forecast.observe(error_ms / 1000, lane, times=times)
+
+    def sent(self, tier: str) -> None:
+        """Counts a request that was sent to another machine."""
+        self._tiers.add(1, tier)
 
     def ended(
         self,

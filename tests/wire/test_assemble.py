@@ -52,7 +52,7 @@ def put_together(*pieces: bytes) -> Fields:
     return assembly.result()
 
 
-@given(st.lists(EVENTS, max_size=6))
+@given(st.lists(EVENTS, min_size=1, max_size=6))
 def test_plain_events_are_read_as_any_others(events: list[Fields]) -> None:
     """LANE-07: a field that nobody has heard of sends every event the long way; the answer is the same."""
     answer = assemble(*({**event, "unheard": 1} for event in events))
@@ -60,7 +60,7 @@ def test_plain_events_are_read_as_any_others(events: list[Fields]) -> None:
     assert assemble(*events) == answer
 
 
-@given(st.lists(st.tuples(EVENTS, st.booleans()), max_size=12))
+@given(st.lists(st.tuples(EVENTS, st.booleans()), min_size=1, max_size=12))
 def test_plain_events_and_others_take_turns(events: list[tuple[Fields, bool]]) -> None:
     """LANE-07: what plain events said goes before what a later event says, in any mixture of them."""
     mixed, general = Assembly(chat=True), Assembly(chat=True)

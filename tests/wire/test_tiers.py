@@ -4,10 +4,12 @@ import asyncio
 import json
 import re
 import sys
+import threading
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,8 +23,9 @@ from watchbill.config import parse
 from watchbill.engines import scripted_server
 from watchbill.engines.scripted import check_script
 from watchbill.processes.ports import claim_port
-from watchbill.runtime import tiers
+from watchbill.runtime import spending, tiers
 from watchbill.runtime.driver import Driver
+from watchbill.runtime.spending import Spending
 from watchbill.runtime.ticket import Submission
 from wire.engine_contract import within
 
@@ -225,6 +228,36 @@ async def test_the_daily_limit_holds_over_restarts(tmp_path: Path) -> None:
             await eventually(lambda: tier_lines(tmp_path, "spent"))
             await driver.reload(catalog(cloud(peer, daily=1.0)))
             assert (await ask(client, "far")).status == 200, "a raised limit opens the tier"
+
+
+async def test_a_tier_opens_with_the_new_day(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SPOOL-10: for up to ten seconds after midnight it was still closed, to the callers that had been told to come
+    again then."""
+    left_s, began = 3.0, time.monotonic()
+    midnight = (time.time() // 86_400 + 1) * 86_400
+    monkeypatch.setattr(spending, "_clock", lambda: midnight - left_s + time.monotonic() - began)
+    async with peer_listening(HELLO) as peer, opened(tmp_path, cloud(peer, daily=0.11)) as (client, driver):
+        await driver.tiers._spending.reserve("cloud", 0.105)  # pyright: ignore[reportPrivateUsage]
+        answer = await ask(client, "far")
+        assert (answer.status, answer.code) == (503, "tier_closed"), answer.body
+        assert 1 <= int(answer.headers["retry-after"]) <= left_s
+        await asyncio.sleep(began + left_s + 0.2 - time.monotonic())
+        assert (await ask(client, "far")).status == 200
+
+
+async def test_a_clock_that_is_put_back_over_midnight_forgets_nothing(tmp_path: Path) -> None:
+    """SPOOL-10: the day began anew with nothing spent, as often as the clock passed midnight."""
+    days = ["2026-01-01"]
+    spent = Spending(tmp_path, lambda: days[-1])
+    await spent.start()
+    await spent.reserve("cloud", 3.0)
+    days.append("2026-01-02")
+    await spent.reserve("cloud", 1.0)
+    days.append("2026-01-01")
+    assert spent.spent("cloud") == 3.0
+    days.append("2026-01-02")
+    assert spent.spent("cloud") == 1.0
+    await spent.close()
 
 
 async def test_a_reservation_of_a_daemon_that_was_killed_counts(tmp_path: Path) -> None:
@@ -566,7 +599,22 @@ def saying(body: bytes, kind: str = "application/json", *, missing: int = 0, sta
     return talk
 
 
+def in_pieces(*pieces: bytes) -> Talk:
+    """A server that streams these, each one when the last has been read."""
+
+    async def talk(asked: Asked, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n")
+        for piece in pieces:
+            writer.write(piece)
+            await writer.drain()
+            await asyncio.sleep(0.05)
+        writer.close()
+
+    return talk
+
+
 _FAILURE = b'{"error": {"message": "out of GPUs", "code": 500}}'
+_LATER = b'{"error": {"message": "not so fast", "code": 429}}'
 _STREAM = "text/event-stream"
 #: What a server may send with 200 that is no answer.
 NO_ANSWERS = {
@@ -579,6 +627,17 @@ NO_ANSWERS = {
     "a stream without an event": saying(b"", _STREAM),
     "a sign of life, and then a break": saying(b": working\n\n", _STREAM, missing=100),
     "a redirect": saying(b"", status=302),
+    "an error in two pieces": in_pieces(b"data: " + _FAILURE[:20], _FAILURE[20:] + b"\n\n"),
+    "a sign of life and half an error": in_pieces(
+        b": working\n\ndata: " + _FAILURE[:20], _FAILURE[20:] + b"\n\n"
+    ),
+    "an error by the name of its event": saying(
+        b'event: error\ndata: {"message": "out of GPUs"}\n\n', _STREAM
+    ),
+    "that it wants to be asked later": saying(_LATER),
+    "the same as its first event": saying(b"data: " + _LATER + b"\n\n", _STREAM),
+    "nothing but the end of a stream": saying(b"data: [DONE]\n\n", _STREAM),
+    "a sign of life and the end of a stream": saying(b": working\n\ndata: [DONE]\n\n", _STREAM),
 }
 
 
@@ -643,6 +702,65 @@ async def test_an_overloaded_server_tells_its_first_caller_when_to_come_again(tm
             assert (answer.status, answer.code) == (503, "tier_closed"), answer.body
             assert answer.headers["retry-after"] == "7"
         assert len(peer.asked) == 1
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_a_stream_without_an_answer_is_told(tmp_path: Path, streamed: bool) -> None:
+    """SPOOL-10: a stream that held only its end became an answer without a choice, with 200."""
+    async with (
+        peer_listening(saying(b"data: [DONE]\n\n", _STREAM)) as peer,
+        opened(tmp_path, cloud(peer)) as (client, _),
+    ):
+        answer = await client.ask("/v1/chat/completions", BODY | {"model": "far", "stream": streamed})
+        assert (answer.status, answer.code) == (502, "engine_failed"), answer.body
+
+
+async def test_an_answer_that_comes_in_pieces_is_passed_on_whole(tmp_path: Path) -> None:
+    text = sse(*chat_events("from far away"))
+    pieces = [b": working\n", b"\n", *(text[n : n + 7] for n in range(0, len(text), 7))]
+    async with (
+        peer_listening(in_pieces(*pieces[:40], b"".join(pieces[40:]))) as peer,
+        opened(tmp_path, cloud(peer)) as (client, _),
+    ):
+        answer = await client.ask("/v1/chat/completions", BODY | {"model": "far", "stream": True})
+        assert (answer.status, answer.body) == (200, text), answer.body
+
+
+async def test_a_caller_that_leaves_before_its_request_is_sent_costs_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SPOOL-10: a caller that left while its cost was written down kept the reservation for the rest of the day, and
+    one that left a moment later paid for its prompt. An editor that cancels while somebody types closed the tier."""
+    write, writing = Spending._write, threading.Event()  # pyright: ignore[reportPrivateUsage]
+
+    def slowly(self: Spending, *line: Any) -> None:
+        writing.set()
+        time.sleep(0.3)
+        write(self, *line)
+
+    monkeypatch.setattr(Spending, "_write", slowly)
+    async with peer_listening(HELLO) as peer, opened(tmp_path, cloud(peer)) as (client, driver):
+        asking = asyncio.create_task(ask(client, "far"))
+        await within(10, asyncio.to_thread(writing.wait))
+        assert told_of(driver)["spent_today"] != 0
+        asking.cancel()
+        await eventually(lambda: told_of(driver)["spent_today"] == 0)
+        assert peer.asked == []
+        assert not [
+            line for line in tier_lines(tmp_path, "cost") if "0 + 0 tokens" not in str(line["reason"])
+        ]
+
+
+async def test_a_request_that_was_not_sent_is_not_counted_for_its_tier(tmp_path: Path) -> None:
+    """OBS: a request that was too dear for one tier and served by the next counted for both."""
+    async with (
+        peer_listening(HELLO) as peer,
+        peer_listening(HELLO) as spare,
+        opened(tmp_path, cloud(peer, SPARE.format(port=spare.port), daily=0.01)) as (client, driver),
+    ):
+        answer = await ask(client, "far")
+        assert (answer.status, len(peer.asked), len(spare.asked)) == (200, 0, 1), answer.body
+        assert 'watchbill_tier_requests_total{tier="external"} 1.0' in driver.metrics.render().decode()
 
 
 async def test_every_choice_of_an_answer_is_reserved(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import msgspec
 from watchbill.decodable import is_decodable, json_decoder
 from watchbill.engines import limits
 from watchbill.engines.base import Endpoint
-from watchbill.engines.sse import DONE, EventReader
+from watchbill.engines.sse import DONE, ENDED_EARLY, EventReader
 from watchbill.engines.statuses import Said, said_by
 from watchbill.engines.upstream import Call, Outgoing, Upstream
 from watchbill.errors import EngineFailed, TheirsError
@@ -161,7 +161,7 @@ async def _text(call: Call, said: "_Collected", on_bytes: Callable[[int], None] 
             if not is_done:
                 said.add(_said_in(payload))
     if not is_done:
-        raise EngineFailed("the engine's stream ended before its answer did")
+        raise EngineFailed(ENDED_EARLY)
     return said.whole()
 
 

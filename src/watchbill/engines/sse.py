@@ -9,10 +9,12 @@ from watchbill.engines.limits import SSE_EVENT_BYTES_MAX
 from watchbill.errors import EngineFailed
 from watchbill.limits import JSON_DECODED_BYTES_MAX
 
-__all__ = ["DONE", "EventReader", "EventTooLarge", "WholeEvents", "is_sign_of_life"]
+__all__ = ["DONE", "ENDED_EARLY", "EventReader", "EventTooLarge", "WholeEvents", "is_sign_of_life"]
 
 #: The payload with which OpenAI's protocol ends a stream.
 DONE = b"[DONE]"
+#: Said of an answer that has no end.
+ENDED_EARLY = "the engine's stream ended before its answer did"
 
 #: As numbers, which bytes are searched for at once; for bytes in bytes an exception is raised and dropped inside.
 _CR, _LF = 13, 10

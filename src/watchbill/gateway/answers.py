@@ -61,6 +61,8 @@ _TOO_LONG_SENTENCES = ("Input tokens exceed the configured limit", "this model's
 _FIGURES = re.compile(r"\b\d{1,9}(?= tokens)|(?<=is )\d{1,9}\b|(?<=size: )\d{1,9}\b")
 #: What an engine says of the machine that asks it. The caller's own key was accepted here: it is nothing to mend there.
 _OURS = {401: "the server of this model does not accept the key of this Watchbill", 402: "", 407: ""}
+#: What a server says of itself, or of our key, wherever it says so.
+_OF_THE_SITE = frozenset({429, 502})
 #: Statuses after which a client may try again by itself.
 _RETRYABLE = frozenset({429, 503, 507})
 
@@ -155,6 +157,11 @@ def verdict(error: TheirsError) -> bool | None:
     if isinstance(error, EngineRefused):
         return False if error.said is Said.FAILED else None
     return False if isinstance(error, EngineFailed) else None
+
+
+def is_of_the_site(error: EngineFailed) -> bool:
+    """Whether what a server says with 200 is about itself and not about the request: another server may serve it."""
+    return verdict(error) is False or (isinstance(error, EngineRefused) and error.answered in _OF_THE_SITE)
 
 
 def let_go(error: BaseException) -> None:

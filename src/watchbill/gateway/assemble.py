@@ -17,7 +17,7 @@ from typing import Literal, cast
 import msgspec
 
 from watchbill.decodable import is_decodable, json_decoder
-from watchbill.engines.sse import DONE, EventReader
+from watchbill.engines.sse import DONE, ENDED_EARLY, EventReader
 from watchbill.errors import EngineFailed
 from watchbill.gateway.answers import engine_error
 from watchbill.gateway.growing import Kept, growing_text, whole_texts
@@ -113,13 +113,15 @@ class Assembly:
         reader = self._read_held()
         if not self._is_done and (last := reader.end()):
             self._read(last)
+        if self._last is None and not self._top and not self._choices:
+            raise EngineFailed(ENDED_EARLY)  # nothing came but the end
         if self._last is None or self._top or self._choices:
             answer, is_finished = self._finish()
         else:  # all events were plain
             self._kept.text("".join(self._words))
             answer, is_finished = self._said(self._last), self._finish_reason is not None
         if not is_finished and not self._is_done:
-            raise EngineFailed("the engine's stream ended before its answer did")
+            raise EngineFailed(ENDED_EARLY)
         return answer
 
     def _read_whole(self) -> _Plain | None:

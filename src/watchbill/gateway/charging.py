@@ -35,7 +35,7 @@ class Charge:
         self._began = time.monotonic()
         self.tokens = TokenCount(_nothing, prompt)
         self.estimate = 0.0 if reserved is None else reserved.amount
-        self.is_free = False  # no server was there to take the request, or it refused
+        self.is_free = True  # until it is sent; no server was there to take it, or it refused
 
     def end(self, request: str) -> float:
         """The turn is over. Returns an estimate of what it cost."""

@@ -19,7 +19,7 @@ from typing import Protocol
 from watchbill.catalog import Tier
 from watchbill.core.messages import CutKind
 from watchbill.engines.limits import UPSTREAM_ANSWER_BYTES_MAX
-from watchbill.engines.sse import is_sign_of_life
+from watchbill.engines.sse import ENDED_EARLY, WholeEvents, is_sign_of_life
 from watchbill.engines.statuses import Said, said_by
 from watchbill.engines.upstream import Call, FailureKind, Outgoing, Upstream, UpstreamFailed, is_timeout
 from watchbill.errors import (
@@ -32,7 +32,7 @@ from watchbill.errors import (
     TheirsError,
     TierClosed,
 )
-from watchbill.gateway.answers import EngineRefused, let_go, verdict
+from watchbill.gateway.answers import EngineRefused, is_of_the_site, let_go, verdict
 from watchbill.gateway.capture import Tap
 from watchbill.gateway.charging import Charge, Charging
 from watchbill.gateway.forced_calls import ForcedCall
@@ -57,6 +57,7 @@ _CHARGED = frozenset({Tier.BURST, Tier.EXTERNAL})
 _CHAT_PATH = "/v1/chat/completions"
 _TOO_MANY = 429
 _EVENT_END = b"\n\n"
+_STREAM_END = b"data: [DONE]"
 #: An attempt failed, and no turn has its number.
 _ANY_ATTEMPT = -1
 #: What the caller is told of a cut that ends its request.
@@ -112,6 +113,7 @@ class Relay(AbstractContextManager["Relay", None]):
     _start: Start | None = None
     _failed_attempt: int | None = None
     _charge: Charge | None = None  # of this turn, where it costs money
+    _held: WholeEvents | None = None  # of an external tier's stream, until its first event is whole
     _reserving: "asyncio.Task[None] | None" = None
     _retry_after_ms: int | None = None
     _asked_for: str = ""  # the path of the question
@@ -248,6 +250,8 @@ class Relay(AbstractContextManager["Relay", None]):
 
     async def stream(self, out: Out, first: bytes) -> None:
         """Passes the rest of the answer on, piece by piece. Raises what cut it off."""
+        if first.startswith(_STREAM_END):
+            raise EngineFailed(ENDED_EARLY)
         self.ticket.hear()
         self.ticket.first_byte()
         self._listen(first)
@@ -262,7 +266,7 @@ class Relay(AbstractContextManager["Relay", None]):
             else:
                 piece = await self._more_or_again(out)
         if not out.has_ended(tail):
-            raise EngineFailed("the engine's stream ended before its answer did")
+            raise EngineFailed(ENDED_EARLY)
         await out.flush()
 
     async def _more_or_again(self, out: Out) -> bytes:
@@ -386,17 +390,17 @@ class Relay(AbstractContextManager["Relay", None]):
         return self._start is not None and self._start.tier is Tier.EXTERNAL
 
     def _opening(self, piece: bytes) -> bytes | None:
-        """The first piece of an external tier's stream, which its client may see. None for a sign of life: the client
-        gets those of this machine, and the answer may still come from another site. Raises UpstreamFailed for a stream
-        that ends at once, and for one that begins with a failure of its server."""
-        if not piece:
-            raise UpstreamFailed(
-                FailureKind.TRUNCATED, "the engine's stream ended before its answer did", received=True
-            )
-        if is_sign_of_life(piece):
+        """The first events of an external tier's stream, which its client may see. None for half of one, and for a sign
+        of life: the client gets those of this machine, and the answer may still come from another site. Raises
+        UpstreamFailed for a stream that ends at once, and for one that begins with a failure of its server."""
+        held = self._held = self._held or WholeEvents()
+        events = held.feed(piece) if piece else held.rest()
+        if not piece and not events:
+            raise UpstreamFailed(FailureKind.TRUNCATED, ENDED_EARLY, received=True)
+        if not events or is_sign_of_life(events):
             return self._poll()
-        if (failure := failure_in(piece)) is None:
-            return piece
+        if (failure := failure_in(events)) is None:
+            return events + held.rest()
         if self._charge is not None:
             self._charge.is_free = True
         raise UpstreamFailed(FailureKind.GARBLED, str(failure), received=True)
@@ -409,7 +413,7 @@ class Relay(AbstractContextManager["Relay", None]):
             return False
         if self._charge is not None and isinstance(error, EngineRefused) and not self._charge.tokens.answer:
             self._charge.is_free = True
-        if verdict(error) is not False or not self.ticket.can_leave_site:
+        if not is_of_the_site(error) or not self.ticket.can_leave_site:
             return False
         self._forget_heard()
         self._return_turn(start.site or "", is_fault=True)
@@ -494,11 +498,13 @@ class Relay(AbstractContextManager["Relay", None]):
         try:
             charge = await charging.begin(start, self.context)
         except TierClosed:
+            if self.ticket.has_ended:  # nobody is there to be told
+                return
             if self.ticket.start is start and self.ticket.can_leave_site:
                 self._return_turn(start.site or "")
                 return
             raise
-        if self.ticket.start is not start or self._is_finished:  # it left meanwhile
+        if self.ticket.start is not start or self.ticket.has_ended:  # it left meanwhile
             if charge is not None:
                 charge.end(self.ticket.id)
         elif charge is None:
@@ -526,8 +532,11 @@ class Relay(AbstractContextManager["Relay", None]):
         self.context.start, self.context.model = start, start.model
         outgoing = self.send(start)
         self._asked_for = outgoing.path
+        self._held = None
         if self._charge is not None:
             self._charge.is_free = False
+        if start.site is not None:
+            ticket.sent()
         if self.resume is None and start.tier in _CONTINUED and self.streamed:
             self.resume = Resumption(start.model, self.not_continued)
         if self.forced is not None:

@@ -15,10 +15,9 @@ from typing import cast
 import msgspec
 
 from watchbill.decodable import collector_paused, is_decodable, json_decoder
-from watchbill.engines.sse import DONE, EventReader, EventTooLarge
-from watchbill.engines.statuses import Said
+from watchbill.engines.sse import DONE, ENDED_EARLY, EventReader, EventTooLarge
 from watchbill.errors import EngineFailed
-from watchbill.gateway.answers import EngineRefused, engine_error
+from watchbill.gateway.answers import engine_error, is_of_the_site
 from watchbill.limits import JSON_DECODED_BYTES_MAX, JSON_DIGITS_BYTES_MIN
 
 __all__ = [
@@ -106,17 +105,32 @@ def read_chunk(fields: Fields) -> Chunk:
     )
 
 
-def failure_in(piece: bytes) -> EngineRefused | None:
-    """The failure with which an OpenAI stream begins, where that is its server's own; None for any other beginning."""
-    if b'"error"' not in piece:
+def failure_in(events: bytes) -> EngineFailed | None:
+    """The failure with which an OpenAI stream begins, where that is its server's own: an error, by its fields or by the
+    name of its event, or an end without an answer. None for any other beginning."""
+    if b"error" not in events and DONE not in events:
         return None
     try:
-        next(ChunkReader().feed(piece), None)
-    except EngineRefused as error:
-        return error if error.said is Said.FAILED else None
+        payload = next(iter(EventReader().feed(events)), b"")
+        if payload == DONE:
+            return EngineFailed(ENDED_EARLY)
+        fields = decode_fields(payload, NO_STREAM)
     except EngineFailed:
         return None
-    return None
+    if "error" not in fields and not _is_named_error(events):
+        return None
+    error = engine_error(502, fields)
+    return error if is_of_the_site(error) else None
+
+
+def _is_named_error(events: bytes) -> bool:
+    """Whether the name of the first event says that it is an error."""
+    for line in events.splitlines():
+        if line.startswith(b"data:"):
+            return False
+        if line.replace(b" ", b"") == b"event:error":
+            return True
+    return False
 
 
 def said_in(content: object) -> tuple[str, str]:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from watchbill import __version__, errors
-from watchbill.catalog import Catalog, Lane, Model, Reach
+from watchbill.catalog import Catalog, Lane, Model, Reach, Tier
 from watchbill.core import messages as m
 from watchbill.core.forecast import can_forecast
 from watchbill.core.machine import Machine
@@ -571,7 +571,9 @@ class Driver:
         waited = now - request.arrived_at
         loaded = self._load_share(action.model, request.arrived_at) if waited else 0
         spec = self._core.state.models[action.model].spec
-        self._tally.started(request.lane, waited, ticket.forecast_ms, spec.where)
+        self._tally.started(
+            request.lane, waited, ticket.forecast_ms, spec.where if spec.site is None else None
+        )
         endpoint, tier, site = warm.endpoint, spec.where, spec.site
         ticket.begin(
             Start(
@@ -579,6 +581,10 @@ class Driver:
             ),
             now,
         )  # fmt: skip
+
+    def sent(self, tier: Tier, /) -> None:
+        """Counts a request that was sent to another machine."""
+        self.metrics.sent(tier)
 
     def _load_share(self, model: str, arrived_at: int) -> int:
         """The part of a wait since `arrived_at` that was this model's own load."""

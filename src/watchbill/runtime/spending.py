@@ -25,7 +25,7 @@ from watchbill.files.atomic import make_folder
 from watchbill.files.checked_log import CheckedLog, LineReader
 from watchbill.runtime.limits import SPENDING_BYTES_MAX, SPENDING_DAYS_KEPT
 
-__all__ = ["Reserved", "Spending", "today"]
+__all__ = ["Reserved", "Spending", "left_of_day_ms", "today"]
 
 _LOG = logging.getLogger("watchbill.spending")
 _DAY_S = 86_400
@@ -33,9 +33,18 @@ _T = TypeVar("_T")
 _Args = TypeVarTuple("_Args")
 
 
+#: The clock on the wall, whose days count.
+_clock = time.time
+
+
 def today() -> str:
     """The day of UTC, as in a file's name."""
-    return time.strftime("%Y-%m-%d", time.gmtime())
+    return time.strftime("%Y-%m-%d", time.gmtime(_clock()))
+
+
+def left_of_day_ms() -> int:
+    """Until the day of UTC ends."""
+    return round((_DAY_S - _clock() % _DAY_S) * 1000)
 
 
 class _Line(msgspec.Struct, frozen=True):
@@ -64,6 +73,8 @@ class Spending:
         self._prefix, self._numbers = os.urandom(4).hex(), itertools.count(1)
         self._day = ""
         self._sums: dict[str, float] = {}
+        #: The sums of other days: a clock that is put back over midnight must not begin a day anew.
+        self._other_days: dict[str, dict[str, float]] = {}
         self._log: CheckedLog | None = None  # of the thread
         self._log_day = ""
 
@@ -121,7 +132,10 @@ class Spending:
     def _turn_day(self) -> None:
         day = self._today()
         if day != self._day:
-            self._day, self._sums = day, {}
+            self._other_days[self._day] = self._sums
+            while len(self._other_days) > SPENDING_DAYS_KEPT:
+                del self._other_days[min(self._other_days)]
+            self._day, self._sums = day, self._other_days.pop(day, {})
 
     def _add(self, site: str, amount: float) -> None:
         self._sums[site] = max(0.0, self._sums.get(site, 0.0) + amount)

@@ -132,6 +132,10 @@ class Driver(Protocol):
         """Whether the start of a waiting request can be forecast now."""
         ...
 
+    def sent(self, tier: Tier, /) -> None:
+        """Counts a request that was sent to another machine."""
+        ...
+
     def can_leave_site(self, id: str, /) -> bool:
         """Whether something else than its model's site may serve a running request."""
         ...
@@ -162,6 +166,7 @@ class Ticket:
     on_cut: Callable[[], None] | None = None
     _waiter: "asyncio.Future[Start] | None" = None  # created only for a ticket that has to wait; most do not
     _turns: int = 0  # number of turns so far
+    _sent_turn: int = 0  # the last one in which another machine was asked
     _parting: Parting | None = None  # of a turn that ends before its answer
     _ended: bool = False
     _sent: bool = False
@@ -206,6 +211,12 @@ class Ticket:
         if not self._sent and not self._ended:
             self._sent = True
             self.driver.feed(FirstByte(self.id))
+
+    def sent(self) -> None:
+        """Notes that the machine of this turn's site is asked: what is granted may still be given back before."""
+        if self.start is not None and self._sent_turn != self._turns:
+            self._sent_turn = self._turns
+            self.driver.sent(self.start.tier)
 
     def indivisible(self) -> None:
         """Notes that the answer of this turn cannot be continued."""
@@ -313,12 +324,14 @@ class Tally:
         self._metrics = metrics
         metrics.gather = self.hand_on
         self._learned = learned
-        #: Lane, wait, the error of the forecast, and the tier.
-        self._starts: list[tuple[str, int, int | None, str]] = []
+        #: Lane, wait, the error of the forecast, and the tier, unless that is counted when the request is sent.
+        self._starts: list[tuple[str, int, int | None, str | None]] = []
         #: Lane, outcome, model, service time and time to the first token.
         self._ends: list[tuple[str, str, str, int | None, int | None]] = []
 
-    def started(self, lane: str, waited_ms: int, forecast_ms: int | None, tier: str = Tier.LOCAL) -> None:
+    def started(
+        self, lane: str, waited_ms: int, forecast_ms: int | None, tier: str | None = Tier.LOCAL
+    ) -> None:
         """A request started after `waited_ms`, for which its forecast was `forecast_ms`, in a tier."""
         error_ms = None if forecast_ms is None else waited_ms - forecast_ms
         self._starts.append((lane, waited_ms, error_ms, tier))

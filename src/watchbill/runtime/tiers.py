@@ -39,7 +39,7 @@ from watchbill.runtime.limits import (
     TIER_BUSY_MS_MIN,
     TIER_CHARGE_MS,
 )
-from watchbill.runtime.spending import Reserved, Spending
+from watchbill.runtime.spending import Reserved, Spending, left_of_day_ms
 
 __all__ = ["Tiers"]
 
@@ -57,7 +57,6 @@ _ALERTED = frozenset({Bar.KEY, Bar.FORBIDDEN, Bar.MONEY, Bar.UNKNOWN})
 #: A tier that has less than this share of its daily limit left is closed by the first request that does not fit.
 #: While more is left, one caller that asks for very many tokens closes it for no other.
 SPENT_OUT_SHARE = 0.1
-_DAY_S = 86_400
 _LATE_S = 0.01
 
 
@@ -97,6 +96,7 @@ class Tiers:
         self._refused: dict[_Place, tuple[Bar, float]] = {}  # what servers closed -> why, and until when
         self._meters: dict[str, _Meter] = {}  # of burst tiers that run
         self._task: asyncio.Task[None] | None = None
+        self._next_day: asyncio.TimerHandle | None = None  # opens what a daily limit has closed
 
     async def start(self) -> None:
         """Reads what was spent today. Raises OSError."""
@@ -120,6 +120,8 @@ class Tiers:
 
     async def close(self) -> None:
         """Charges the last of the time, and writes it down."""
+        if self._next_day is not None:
+            self._next_day.cancel()
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
@@ -148,7 +150,7 @@ class Tiers:
             if amount > left >= SPENT_OUT_SHARE * rules.daily:
                 text = f"it may cost {amount:.4g}, and the tier {site} has {left:.4g} of {rules.daily:g} left today"
                 raise TierClosed(
-                    f"{text}; ask for fewer tokens, or raise daily", retry_after_ms=_left_of_day_ms()
+                    f"{text}; ask for fewer tokens, or raise daily", retry_after_ms=left_of_day_ms()
                 )
             if amount > left:
                 self._close_for_today(rules, amount)
@@ -256,6 +258,12 @@ class Tiers:
             )
         )
         self._tell(_Place(rules.name))
+        if self._next_day is not None:
+            self._next_day.cancel()
+        # Callers are told to come again when the day ends: the next look may be seconds later.
+        self._next_day = asyncio.get_running_loop().call_later(
+            left_of_day_ms() / 1000 + _LATE_S, self._review
+        )
 
     def _review(self) -> None:
         """Closes tiers whose limit is reached, and opens those that have room again."""
@@ -277,7 +285,7 @@ class Tiers:
     def _tell(self, place: _Place) -> None:
         """Tells the core whether a tier, or a model of it, takes requests."""
         if not place.model and place.site in self._lacking:
-            self._feed(SiteClosed(place.site, Bar.LIMIT, lasts_ms=_left_of_day_ms()))
+            self._feed(SiteClosed(place.site, Bar.LIMIT, lasts_ms=left_of_day_ms()))
             return
         bar, until = self._refused.get(place, (None, 0.0))
         left_ms = None if bar is None else max(0, round((until - time.monotonic()) * 1000))
@@ -311,8 +319,3 @@ class Tiers:
             }
             for site, rules in self._rules.items()
         }
-
-
-def _left_of_day_ms() -> int:
-    """Until the day of UTC ends."""
-    return round((_DAY_S - time.time() % _DAY_S) * 1000)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from io import StringIO
 from typing import cast
 
+from watchbill.engines.sse import ENDED_EARLY
 from watchbill.errors import EngineFailed
 from watchbill.gateway.dialects.anthropic.request import Asked
 from watchbill.gateway.dialects.anthropic.stops import StopSequences
@@ -239,7 +240,7 @@ class Collecting:
     def result(self) -> Fields:
         """The message. Raises EngineFailed when the stream ended before its end."""
         if not self._making.is_ended:
-            raise EngineFailed("the engine's stream ended before its answer did")
+            raise EngineFailed(ENDED_EARLY)
         return self._finish(self._making.end(self._model()))
 
     def final(self, answer: Whole | Fallback) -> Fields:

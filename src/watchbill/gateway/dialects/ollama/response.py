@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Protocol, cast
 
-from watchbill.engines.sse import DONE, EventReader
+from watchbill.engines.sse import DONE, ENDED_EARLY, EventReader
 from watchbill.errors import EngineFailed, LaneFull, MethodNotAllowed, NotFound, PullFailed, TheirsError
 from watchbill.gateway.answers import engine_error, refuse, status_of
 from watchbill.gateway.body import encode
@@ -307,7 +307,7 @@ class InfillCollector:
     def result(self) -> Fields:
         """The whole answer. Raises EngineFailed when the stream ended before its end."""
         if self._last is None:
-            raise EngineFailed("the engine's stream ended before its answer did")
+            raise EngineFailed(ENDED_EARLY)
         choice = {"index": 0, "text": "".join(self._words), "finish_reason": self._last.finish_reason}
         return {"choices": [choice], "usage": self._last.usage, "timings": self._last.timings}
 

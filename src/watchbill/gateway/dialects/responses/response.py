@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from io import StringIO
 from typing import cast
 
+from watchbill.engines.sse import ENDED_EARLY
 from watchbill.errors import EngineFailed, Preempted, RunTimeout, ShuttingDown, TheirsError
 from watchbill.gateway.answers import error_fields
 from watchbill.gateway.dialects.responses.request import Asked
@@ -264,7 +265,7 @@ class Collecting:
     def result(self) -> Fields:
         """The response. Raises EngineFailed when the stream ended before its end."""
         if not self._making.is_ended:
-            raise EngineFailed("the engine's stream ended before its answer did")
+            raise EngineFailed(ENDED_EARLY)
         return self._making.end(self._model())[1]
 
     def final(self, answer: Whole | Fallback) -> Fields:
