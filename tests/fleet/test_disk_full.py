@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from support.eventually import eventually
+from support.fleet_folder import shared_folder
 from support.fleet_rig import FleetRig, quicken, running_agent
 from support.small_disk import free_up, leave_blocks, small_disks
 from watchbill.cli.plan_views import told_hold
@@ -47,6 +48,12 @@ def small_disk(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
 def results_of(rig: FleetRig) -> int:
     rig.turn()
     return len(rig.results("cpu-1"))
+
+
+def figures_of(rig: FleetRig) -> tuple[int, int] | None:
+    """Tasks completed and failed, as the agent tells them."""
+    beat = read_heartbeat(rig.disk, "cpu-1")
+    return None if beat is None else (beat.report.completed, beat.report.failed)
 
 
 def hold_of(rig: FleetRig) -> OnHold | None:
@@ -133,7 +140,24 @@ async def test_a_task_that_finds_another_disk_full_comes_again(
         assert hold_of(rig) is None
         free_up(data)
         await eventually(rig.turn)
+        await eventually(lambda: figures_of(rig) == (1, 0))  # a full disk is no failure of the task
     assert rig.entries("b1", "ended")[0]["outcome"] == "complete"
+
+
+@pytest.mark.parametrize("words", [("signal", "cpu-1", "stop"), ("plan", "cancel", "BATCH")])
+def test_a_person_is_told_which_file_found_no_room(
+    words: tuple[str, ...], tmp_path: Path, small_disk: Callable[[str], Path]
+) -> None:
+    """Only "cannot read or write" was said, and a person with several disks did not know which one."""
+    root = small_disk("size=1m")
+    with shared_folder(tmp_path, root) as fleet:
+        fleet.write_plan("p", "### a\n- **command**: `true`\n")
+        batch = fleet.submit("p")
+        assert fleet.run("agent", "cpu-1", "--root", str(root), "--once").returncode == 0  # it is known now
+        leave_blocks(root, 0)
+        done = fleet.run(*(batch if word == "BATCH" else word for word in words), "--root", str(root))
+    assert done.returncode == 1 and done.stderr.startswith(f"watchbill: {root}/"), done.stderr
+    assert done.stderr.endswith(": no space left on device\n"), done.stderr
 
 
 async def test_a_task_that_always_finds_a_disk_full_fails_in_the_end(

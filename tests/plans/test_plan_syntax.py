@@ -447,6 +447,8 @@ def test_a_foreach_names_no_path_of_one_machine(tmp_path: Path) -> None:
     plan.write_text(f"# P\n## Tasks\n### a\n- command: `echo {{ITEM}}`\n- foreach: {tmp_path}/data/x.txt\n")
     (error,) = read_plan(plan, root=tmp_path).findings.errors
     assert error.hint == "write {ROOT}/data/x.txt"
+    (error,) = read_plan(plan).findings.errors  # no shared folder is known here
+    assert "may be elsewhere on other machines" in error.text and "below {ROOT}" in error.hint, error
 
 
 @pytest.mark.parametrize("key", ["requires", "produces"])

@@ -129,7 +129,11 @@ def _strays(looked: _Looked, values: InputValues, findings: Findings) -> bool:
         if _is_by_input(looked):  # it is stored relative to the shared folder
             return False
         says, hint = f"{shown(file)} may be elsewhere on other machines", f"write {{ROOT}}/{below}"
-    elif ".." in path.parts or (path.is_absolute() and not (_is_by_input(looked) and values.root is None)):
+    elif path.is_absolute() and values.root is None:
+        if _is_by_input(looked):
+            return False
+        says = f"{shown(file)} may be elsewhere on other machines"
+    elif ".." in path.parts or path.is_absolute():
         says = f"{shown(file)} is outside of the shared folder, and the coordinator reads the file of a foreach there"
     if not says:
         return False

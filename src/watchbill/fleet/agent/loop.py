@@ -409,7 +409,7 @@ class Agent:
         if result.end is End.DONE:
             self._completed += 1
             self._hold.is_on_probation = False
-        else:
+        elif not result.end.comes_again:
             self._failed += 1
         self._room.is_suspect |= result.end is End.DISK_FULL
         _WORKER.log(

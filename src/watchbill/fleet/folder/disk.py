@@ -143,10 +143,17 @@ class FolderDisk:
         return next(matches(pattern, self._root), None) is not None or _is_listed(self._root, pattern)
 
     def put(self, path: str, data: bytes, *, draft: str = "", durable: bool = False) -> None:
-        if draft:
-            # Not repeated: its reader may have moved it already, and would find a second one.
-            self._put(path, draft, data)
-            return
+        try:
+            if draft:
+                # Not repeated: its reader may have moved it already, and would find a second one.
+                self._put(path, draft, data)
+            else:
+                self._replace_surely(path, data, durable=durable)
+        except OSError as error:
+            error.filename = f"{self._text}/{path}"  # a disk that is full names no file by itself
+            raise
+
+    def _replace_surely(self, path: str, data: bytes, *, durable: bool) -> None:
         for last in (False, False, True):
             try:
                 self._replace(path, data, durable=durable)

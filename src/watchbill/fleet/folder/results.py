@@ -46,6 +46,11 @@ class End(Enum):
     NEEDS_APPROVAL = "needs_approval"  # a person has to allow the command
     DENIED = "denied"  # a person did not
 
+    @property
+    def comes_again(self) -> bool:
+        """Whether the task goes on later and nothing has failed."""
+        return self in {End.SOFT_STOP, End.DISK_FULL, End.NEEDS_APPROVAL}
+
 
 @dataclass(frozen=True, slots=True)
 class Result:
