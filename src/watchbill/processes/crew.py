@@ -149,6 +149,7 @@ class Crew:
         self, folder: Path, on_event: Callable[[CrewEvent], None], withheld: Withheld | None = None
     ) -> None:
         self.folder = folder
+        self.outputs = folder / "outputs"  # long outputs, and what jobs leave for the agent
         self._withheld = withheld or Withheld()
         self.guard_pid = 0
         self._on_event = on_event
@@ -158,6 +159,7 @@ class Crew:
         self._guard: subprocess.Popen[bytes] | None = None
         self._control = self._status = self._pidfd = -1
         self._unsent = b""
+        self._is_full = False  # the guard takes no more orders for now
         self._heard = b""
         self._burial: asyncio.Task[None] | None = None
         self._gone = asyncio.Event()
@@ -169,11 +171,6 @@ class Crew:
     def is_open(self) -> bool:
         """Whether a guard runs."""
         return self._guard is not None
-
-    @property
-    def outputs(self) -> Path:
-        """Where long outputs are, and what jobs leave for the agent."""
-        return self.folder / "outputs"
 
     # ------------------------------------------------------------ life
 
@@ -226,7 +223,7 @@ class Crew:
         self._send(
             {
                 "do": "start", "id": job.id, "argv": job.argv, "env": dict(job.env),
-                "spill": str(self.outputs / job.id), "timeout_ms": job.timeout_ms, "grace_ms": job.grace_ms,
+                "spill": f"{self.outputs}/{job.id}", "timeout_ms": job.timeout_ms, "grace_ms": job.grace_ms,
                 "memory_max": job.memory_bytes_max, "processes_max": job.processes_max,
             }
         )  # fmt: skip
@@ -259,16 +256,18 @@ class Crew:
         """Writes as much as the guard takes; the rest follows when it takes more."""
         if self._control < 0:
             return  # closed in the meantime
-        loop = asyncio.get_running_loop()
         try:
             while self._unsent:
                 self._unsent = self._unsent[os.write(self._control, self._unsent) :]
         except BlockingIOError:
-            loop.add_writer(self._control, self._flush)
+            self._is_full = True
+            asyncio.get_running_loop().add_writer(self._control, self._flush)
             return
         except BrokenPipeError:  # its pidfd reports that
             self._unsent = b""
-        loop.remove_writer(self._control)
+        if self._is_full:
+            self._is_full = False
+            asyncio.get_running_loop().remove_writer(self._control)
 
     # ------------------------------------------------------------ the guard's side
 
@@ -379,6 +378,7 @@ class Crew:
     def _let_go_of_control(self) -> None:
         if self._control >= 0:
             asyncio.get_running_loop().remove_writer(self._control)
+            self._is_full = False
             os.close(self._control)
             self._control = -1
         self._unsent = b""
@@ -403,7 +403,7 @@ class Crew:
 
 def _ticks_now() -> int:
     """The time in the unit of start times of processes. Reading a start time costs a third of a start."""
-    return int(time.clock_gettime(time.CLOCK_BOOTTIME) * os.sysconf("SC_CLK_TCK")) + 1
+    return int(time.clock_gettime(time.CLOCK_BOOTTIME) * process_table.TICKS_PER_S) + 1
 
 
 def _members_of(sessions: Mapping[int, int]) -> list[int]:
