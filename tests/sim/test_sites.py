@@ -3,7 +3,7 @@
 import pytest
 
 from watchbill.core import admission, routing
-from watchbill.core.messages import Request
+from watchbill.core.messages import Refusal, Request
 from watchbill.core.model_state import ModelState
 from watchbill.core.reasons import Bar
 from watchbill.core.state import Closing, State
@@ -42,6 +42,20 @@ def test_a_core_that_overlooks_the_closing_of_one_model_is_found(monkeypatch: py
     monkeypatch.setattr(admission, "closing_of", coarse)
     monkeypatch.setattr(routing, "closing_of", coarse)
     assert "sent to a site that is closed" in laws_broken(*SEEDS)[0]
+
+
+@pytest.mark.parametrize("said", [Refusal.TIER_CLOSED, Refusal.NEVER_FITS])
+def test_a_core_that_refuses_what_another_site_may_serve_is_found(
+    monkeypatch: pytest.MonkeyPatch, said: Refusal
+) -> None:
+    def give_up(self: admission.Admission, request_id: str, now: int) -> None:
+        state = self._state  # pyright: ignore[reportPrivateUsage]
+        if (model := state.home.get(request_id)) is not None and request_id in model.line:
+            state.withdraw(model, request_id)
+            state.refuse(request_id, said, "it was refused there")
+
+    monkeypatch.setattr(admission.Admission, "leave_site", give_up)
+    assert "refused although another site may serve it" in laws_broken(*SEEDS)[0]
 
 
 def test_a_core_that_waits_for_an_absent_peer_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

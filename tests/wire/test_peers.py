@@ -332,6 +332,22 @@ def said(body: bytes, *, stream: bool) -> str:
     return "".join(choice["delta"].get("content") or "" for event in events for choice in event["choices"])
 
 
+async def test_a_request_that_waits_for_a_peer_that_is_off_has_one_line_for_each_change(
+    tmp_path: Path,
+) -> None:
+    """RES-26: three lines a second said the same for as long as a request waited, and pushed the rest out."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    async with machine(tmp_path / "home", home_config(port)) as (home, driver):
+        asking = asyncio.create_task(home.ask("/v1/chat/completions", BODY | {"model": "big"}))
+        await eventually(driver.requests)
+        await asyncio.sleep(3.5)
+        asking.cancel()
+        lines = [json.loads(x) for x in (tmp_path / "home" / "events.jsonl").read_text().splitlines()]
+        told = [line["event"] for line in lines if line["model"] == "big"]
+        assert told == ["route", "plan", "load", "load_failed"], told
+
+
 async def test_a_peer_beside_a_tier_costs_nothing(tmp_path: Path) -> None:
     """RES-23, SPOOL-10: a config may have both; a request to the peer is no request to a tier."""
     tier = '[tiers.cloud]\nkind = "external"\nenabled = true\nurl = "http://127.0.0.1:9/v1"\nmodels = ["other"]\n'

@@ -3,11 +3,12 @@
 import asyncio
 import json
 import re
+import socket
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,9 @@ from support.running import driving, running
 from watchbill.catalog import Catalog
 from watchbill.config import parse
 from watchbill.engines import scripted_server
+from watchbill.engines.limits import UPSTREAM_CONNECT_MS
 from watchbill.engines.scripted import check_script
+from watchbill.gateway import relay
 from watchbill.processes.ports import claim_port
 from watchbill.runtime import spending, tiers
 from watchbill.runtime.driver import Driver
@@ -571,6 +574,40 @@ async def test_another_site_serves_what_an_unreachable_tier_cannot(tmp_path: Pat
             assert told["spent_today"] == 0
 
 
+@contextmanager
+def full_house() -> Iterator[int]:
+    """A port that accepts no further connection: a dial hangs."""
+    with ExitStack() as stack:
+        server = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
+        for _ in range(4):
+            waiting = stack.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex(server.getsockname())
+        yield server.getsockname()[1]
+
+
+@pytest.mark.parametrize("has_spare", [True, False])
+async def test_a_tier_that_accepts_no_connection_in_time_is_closed_for_a_while(
+    tmp_path: Path, has_spare: bool
+) -> None:
+    """SPOOL-10, P3: the first caller waits as long as a dial may take, and the next ones wait no more."""
+    async with peer_listening(HELLO) as spare:
+        with full_house() as port:
+            text = cloud(spare, SPARE.format(port=spare.port) if has_spare else "")
+            text = text.replace(f"http://127.0.0.1:{spare.port}/v1", f"http://127.0.0.1:{port}/v1", 1)
+            async with opened(tmp_path, text) as (client, driver):
+                began = time.monotonic()
+                first = await ask(client, "far")
+                took_s = time.monotonic() - began
+                assert first.status == (200 if has_spare else 502), first.body
+                assert UPSTREAM_CONNECT_MS / 1000 <= took_s < 2 * UPSTREAM_CONNECT_MS / 1000
+                assert "cannot be reached" in str(told_of(driver)["barred"])
+                second = await ask(client, "far")
+                assert time.monotonic() - began - took_s < 2
+                assert second.status == (200 if has_spare else 503), second.body
+                assert told_of(driver)["spent_today"] == 0
+
+
 async def test_another_site_serves_what_a_tier_broke_off_before_its_caller_saw_any(tmp_path: Path) -> None:
     """R30: the first server closes the connection without an answer."""
 
@@ -597,6 +634,26 @@ def saying(body: bytes, kind: str = "application/json", *, missing: int = 0, sta
             writer.close()
 
     return talk
+
+
+async def test_headers_that_go_before_the_answer_name_no_site_that_may_not_serve_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SPOOL-10: a stream whose first site hung named that site, its tier and its price, and came from the second."""
+    monkeypatch.setattr(relay, "HEADERS_HELD_MS", 50)
+
+    async def hanging(asked: Asked, writer: asyncio.StreamWriter) -> None:
+        await asyncio.sleep(0.4)
+        writer.close()
+
+    async with (
+        peer_listening(hanging) as first,
+        peer_listening(HELLO) as spare,
+        opened(tmp_path, cloud(first, SPARE.format(port=spare.port))) as (client, _),
+    ):
+        answer = await client.ask("/v1/chat/completions", BODY | {"model": "far", "stream": True})
+        assert (answer.status, len(spare.asked)) == (200, 1), answer.body
+        assert answer.headers.keys().isdisjoint({"x-watchbill-model", "x-watchbill-tier", "x-watchbill-cost"})
 
 
 def in_pieces(*pieces: bytes) -> Talk:

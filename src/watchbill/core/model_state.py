@@ -76,6 +76,7 @@ class ModelState(CandidateState):
     is_routed = False  # the routing rule has a say even while it is free; kept by the state
     good_at = NEVER  # its last good answer
     away_until = NEVER  # as long as its host counts as away
+    is_put_off = False  # its last load failed without a fault of its own, which the journal has said
     person_at = NEVER  # the last interactive request that needed it
     paused_at = NEVER  # when a request last found it in memory without work
     stall_reset_at = NEVER  # when it was last reset for answers that stopped in the middle
@@ -229,19 +230,24 @@ class ModelState(CandidateState):
                 return ModelStatus.QUARANTINED
         return ModelStatus(self.stage.value)
 
-    def put_off(self, reason: str, now: int) -> None:
-        """Records a failure that is not its own: it is retried soon, and never quarantined for it."""
+    def put_off(self, reason: str, now: int) -> bool:
+        """Records a failure that is not its own: it is retried soon, and never quarantined for it. Returns whether that
+        is news."""
+        is_news = not self.is_put_off or self.failure != reason
         self.failure, self.retry_at, self.away_until = reason, now + HOST_RETRY_MS, now + HOST_AWAY_MS
+        self.is_put_off = True
+        return is_news
 
     def forgive(self, now: int) -> None:
         """Forgets every failure: it may be tried at once."""
         self.failures = self.resets = 0
         self.failure, self.hopeless, self.retry_at, self.away_until = None, False, now, NEVER
+        self.is_put_off = False
 
     def fail(self, reason: str, *, hopeless: bool, now: int) -> None:
         """Counts a failure and backs off: seconds at first, then 1, 2, 4 ... 60 minutes."""
         self.failures += 1
-        self.failure, self.hopeless = reason, hopeless
+        self.failure, self.hopeless, self.is_put_off = reason, hopeless, False
         if hopeless or self.failures >= LOAD_ATTEMPTS:
             doublings = min(max(0, self.failures - LOAD_ATTEMPTS), 6)
             pause = min(QUARANTINE_FIRST_MS * 2**doublings, QUARANTINE_MAX_MS)

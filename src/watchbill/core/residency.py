@@ -179,7 +179,8 @@ class Residency:
             self.close(victim, swapped, now, cause=Cause.SWAP, sleep=victim in sleeping)
         members, leaving = (tuple(s.name for s in models) for models in (target.members, plan.victims))
         planned = Planned(plan.kind, target.name, members, plan.reason, leaving)
-        self._state.note(JournalEvent.PLAN, planned, target.serving)
+        if plan.victims or not target.serving.is_put_off:  # else it is tried again, once a second
+            self._state.note(JournalEvent.PLAN, planned, target.serving)
 
     def looks_first(self, plan: Plan, now: int) -> bool:
         """Whether a plan waits for the answer of the disk: a victim would be stopped at once, without draining."""
@@ -373,9 +374,10 @@ class Residency:
             return
         expected = None if model.load.is_guess else round(model.load.ms)
         self._state.out.append(Load(model.name, model.attempt, model.load_limit_ms, expected))
-        self._state.note(
-            JournalEvent.LOAD, "memory reserved, loading", model, size=sum(model.sizes().values())
-        )
+        if not model.is_put_off:
+            self._state.note(
+                JournalEvent.LOAD, "memory reserved, loading", model, size=sum(model.sizes().values())
+            )
 
     def halt(self, model: ModelState, why: Reason | str, now: int, *, hard: bool) -> None:
         """Stops a model; its memory counts until it is back."""
@@ -423,9 +425,10 @@ class Residency:
 
     def put_off(self, model: ModelState, reason: str, now: int) -> None:
         """Handles a load that failed without a fault of the model: requests go on waiting, and it is retried soon."""
-        model.put_off(reason, now)
+        is_news = model.put_off(reason, now)
         model.trouble = Mishap.LOAD_FAILED
-        self._state.note(Mishap.LOAD_FAILED, reason, model)
+        if is_news:
+            self._state.note(Mishap.LOAD_FAILED, reason, model)
 
     def await_disk(self, model: ModelState, reason: str, now: int) -> None:
         """Handles a load that failed because of a full or failing disk.
@@ -487,6 +490,7 @@ class Residency:
         model.load.learn(taken)
         model.given_up_ms = 0.0
         model.failures, model.failure, model.trouble, model.hopeless = 0, None, None, False
+        model.is_put_off = False
         self.enter(model, Move.WARM, now)
         model.ready_at = model.last_used = self._state.active_at = now
         model.loads, model.wakings = model.loads + (not woke), model.wakings + woke

@@ -11,8 +11,8 @@ grant. An answer that breaks off after its first byte ends with an error event, 
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from contextlib import AbstractContextManager
+from collections.abc import Awaitable, Callable, Generator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -153,8 +153,21 @@ class Relay(AbstractContextManager["Relay", None]):
                 async with asyncio.timeout(held_ms / 1000):
                     return await self._advance()
             except TimeoutError:
-                await out.comment(self._place())
+                with self._unnamed_site():
+                    await out.comment(self._place())
                 held_ms = KEEP_ALIVE_COMMENT_MS
+
+    @contextmanager
+    def _unnamed_site(self) -> Generator[None]:
+        """Headers that go before the answer do not say where it comes from, where another site may still serve it."""
+        context, start = self.context, self._start
+        kept = context.start, context.cost
+        if start is not None and start.site is not None and self.ticket.can_leave_site:
+            context.start = context.cost = None
+        try:
+            yield
+        finally:
+            context.start, context.cost = kept
 
     async def turn(self) -> None:
         """Waits for the turn alone; the engine is asked nothing. Raises what the scheduler refuses."""

@@ -39,6 +39,10 @@ _REFUSED_SHARE = 0.5
 _FAILS_WITHIN_MS = 150.0
 
 
+#: What a request is told that no site may serve.
+_NOWHERE = frozenset({m.Refusal.TIER_CLOSED, m.Refusal.NEVER_FITS})
+
+
 class Around(Protocol):
     """The part of the world that its sites use."""
 
@@ -136,7 +140,7 @@ class Sites:
         could = self._can_leave(caller)
         caller.failed_at.add(site)
         self._world.give_back(caller, site, is_fault=is_fault)
-        if could and caller.outcome is m.Refusal.TIER_CLOSED:
+        if could and caller.outcome in _NOWHERE:
             self._say("refused although another site may serve it", caller.request.id)
 
     def host_failed(self, model: str) -> None:
