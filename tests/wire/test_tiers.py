@@ -608,6 +608,19 @@ async def test_a_tier_that_accepts_no_connection_in_time_is_closed_for_a_while(
                 assert told_of(driver)["spent_today"] == 0
 
 
+async def test_a_caller_that_leaves_during_the_dial_costs_nothing(tmp_path: Path) -> None:
+    """SPOOL-10: it paid for a prompt that no server had seen."""
+    with full_house() as port:
+        text = cloud(EnginePeer(HELLO, port))
+        async with opened(tmp_path, text) as (client, driver):
+            asking = asyncio.create_task(ask(client, "far"))
+            await eventually(lambda: any(r["state"] == "running" for r in driver.requests()))
+            await asyncio.sleep(0.3)
+            asking.cancel()
+            await eventually(lambda: tier_lines(tmp_path, "cost"))
+            assert told_of(driver)["spent_today"] == 0
+
+
 async def test_another_site_serves_what_a_tier_broke_off_before_its_caller_saw_any(tmp_path: Path) -> None:
     """R30: the first server closes the connection without an answer."""
 

@@ -529,6 +529,8 @@ class Relay(AbstractContextManager["Relay", None]):
         """Settles what the turn cost."""
         if self._charge is not None:
             charge, self._charge = self._charge, None
+            if self._call is not None and not self._call.was_sent:
+                charge.is_free = True
             rest = (self.context.cost or 0.0) - charge.estimate
             self.context.cost = max(0.0, rest) + charge.end(self.ticket.id)
 
