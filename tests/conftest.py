@@ -1,5 +1,6 @@
 """What all tests share: the long forms behind `--torture`, and sums at the end: seconds per folder, steps simulated."""
 
+import gc
 import signal
 from collections import defaultdict
 
@@ -28,6 +29,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if item.get_closest_marker("torture"):
             item.add_marker(long_form)
+
+
+def pytest_collection_finish() -> None:
+    """Ten thousand tests and all that they import stay to the end: no collection need look at them again."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

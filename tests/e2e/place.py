@@ -21,6 +21,7 @@ from typing import IO, Any
 import psutil
 
 from support.eventually import wait_until
+from support.forked_commands import ForkedProcess, run_watchbill, start_watchbill
 from watchbill.processes.registry import ROOT_MARK, root_id
 
 __all__ = ["Daemon", "Place", "is_listening", "scripted"]
@@ -28,7 +29,8 @@ __all__ = ["Daemon", "Place", "is_listening", "scripted"]
 TESTS_MARK = "E2E_PLACE_OF_WATCHBILL"
 #: Loaded cores: a Python process with its imports may take seconds to say its first word.
 READY_S = 40.0
-UP = (sys.executable, "-m", "watchbill", "up", "--port", "0")
+UP = ("up", "--port", "0")
+REAL_UP = (sys.executable, "-m", "watchbill", *UP)
 DOWN_S = 30.0
 
 
@@ -47,7 +49,9 @@ def is_listening(port: int) -> bool:
 class Daemon:
     """A running `watchbill up`."""
 
-    def __init__(self, process: "subprocess.Popen[str]", said: IO[str], complained: IO[str]) -> None:
+    def __init__(
+        self, process: "subprocess.Popen[str] | ForkedProcess", said: IO[str], complained: IO[str]
+    ) -> None:
         self.process = process
         self.pid = process.pid
         self.url = ""
@@ -216,27 +220,34 @@ class Place:
         self.environment["WATCHBILL_HOME"] = str(root)
 
     def run(self, *arguments: str, seconds: float = 90) -> "subprocess.CompletedProcess[str]":
-        """Runs one command of the command line to its end."""
-        return subprocess.run(
-            [sys.executable, "-m", "watchbill", *arguments], cwd=self.folder, env=self.environment,
-            capture_output=True, text=True, timeout=seconds, check=False, stdin=subprocess.DEVNULL,
-        )  # fmt: skip
+        """Runs one command of the command line, without its imports, to its end."""
+        return run_watchbill(*arguments, cwd=self.folder, env=self.environment, timeout=seconds)
 
-    def begin(self, *arguments: str, command: Sequence[str] = UP) -> Daemon:
-        """Starts the daemon and does not wait for it. Its output goes to files: a full pipe would stop it."""
-        said, complained = (open(self.folder / f".{secrets.token_hex(4)}", "w+") for _ in range(2))  # noqa: SIM115
+    def begin(self, *arguments: str, command: Sequence[str] = REAL_UP) -> Daemon:
+        """Starts the real program and does not wait for it. Its output goes to files: a full pipe would stop it."""
+        said, complained = self._files()
         process = subprocess.Popen(
             [*command, *arguments], cwd=self.folder,
             env=self.environment, stdin=subprocess.DEVNULL, stdout=said, stderr=complained, text=True,
         )  # fmt: skip
-        daemon = Daemon(process, said, complained)
-        self.daemons.append(daemon)
-        return daemon
+        return self._keep(Daemon(process, said, complained))
 
     def up(self, *arguments: str) -> Daemon:
-        """Starts the daemon and waits until it is ready."""
-        daemon = self.begin(*arguments)
+        """Starts the daemon, without its imports, and waits until it is ready."""
+        said, complained = self._files()
+        process = start_watchbill(
+            *UP, *arguments, cwd=self.folder, env=self.environment, stdout=said, stderr=complained
+        )
+        daemon = self._keep(Daemon(process, said, complained))
         daemon.wait_ready()
+        return daemon
+
+    def _files(self) -> tuple[IO[str], IO[str]]:
+        said, complained = (open(self.folder / f".{secrets.token_hex(4)}", "w+") for _ in range(2))  # noqa: SIM115
+        return said, complained
+
+    def _keep(self, daemon: Daemon) -> Daemon:
+        self.daemons.append(daemon)
         return daemon
 
     # ------------------------------------------------------------------ what is there

@@ -3,12 +3,12 @@
 import json
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from e2e.place import Place, scripted
+from support.forked_commands import run_watchbill
 
 CONFIG = scripted("alpha") + '\n[spool.notes]\nschema = "any"\ncorpus = "notes.jsonl"\npath = "events"\n'
 EVENT = '{"id": "one", "kind": "note", "ts": 1}\n'
@@ -27,10 +27,7 @@ def elsewhere(place: Place, tmp_path: Path) -> Path:
 def typed(
     place: Place, folder: Path, *arguments: str, stdin: str = "", **variables: str
 ) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(
-        [sys.executable, "-m", "watchbill", *arguments], cwd=folder, env=place.environment | variables, input=stdin,
-        capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
+    return run_watchbill(*arguments, cwd=folder, env=place.environment | variables, input=stdin, timeout=60)
 
 
 def models_shown(place: Place, folder: Path, *arguments: str, **variables: str) -> set[str]:

@@ -38,7 +38,10 @@ def started(fleet: FleetFolder) -> None:
 
 
 def task_of(fleet: FleetFolder, batch: str, name: str) -> dict[str, object]:
-    return next(each for each in fleet.status(batch)["tasks"] if each["id"] == name)
+    """What `plan status` says of a task; a coordinator that has not read the batch yet lists none."""
+    return wait_until(
+        lambda: next((each for each in fleet.status(batch)["tasks"] if each["id"] == name), None)
+    )
 
 
 def test_the_limits_of_tasks_are_shown(fleet: FleetFolder) -> None:

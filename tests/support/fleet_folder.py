@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from support.eventually import PATIENCE_S, wait_until
-from support.forked_commands import run_watchbill
+from support.forked_commands import ForkedProcess, run_watchbill, start_watchbill
 from watchbill.fleet.folder import places
 from watchbill.fleet.folder.disk import FolderDisk
 from watchbill.fleet.state.entries import encode_entry
@@ -27,22 +27,26 @@ class FleetFolder:
         self.root = root or folder / "shared"
         (self.root / "plans").mkdir(parents=True)
         self.home = folder
-        self.started: list[subprocess.Popen[bytes]] = []
+        self.started: list[ForkedProcess | subprocess.Popen[bytes]] = []
         self.log = folder / "processes.log"
 
     # ------------------------------------------------------------ processes
 
-    def start(self, *words: str, **environment: str) -> subprocess.Popen[bytes]:
+    def start(self, *words: str, **environment: str) -> "ForkedProcess | subprocess.Popen[bytes]":
+        """Starts a Python with these words; `-m watchbill` without its imports."""
         env = {**self.environment(), **environment}
         with self.log.open("ab") as log:
-            process = subprocess.Popen(
-                [sys.executable, *words],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env=env,
-                cwd=self.home,
-            )
+            if words[:2] == ("-m", "watchbill"):
+                process = start_watchbill(*words[2:], env=env, cwd=self.home, stdout=log, stderr=log)
+            else:
+                process = subprocess.Popen(
+                    [sys.executable, *words],
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    env=env,
+                    cwd=self.home,
+                )
         self.started.append(process)
         return process
 
@@ -55,10 +59,10 @@ class FleetFolder:
             "NO_COLOR": "1", "PYTHONUTF8": "1",
         }  # fmt: skip
 
-    def start_coordinator(self, **environment: str) -> subprocess.Popen[bytes]:
+    def start_coordinator(self, **environment: str) -> "ForkedProcess | subprocess.Popen[bytes]":
         return self.start("-m", "watchbill", "coordinator", "--root", str(self.root), **environment)
 
-    def start_agent(self, name: str, **environment: str) -> subprocess.Popen[bytes]:
+    def start_agent(self, name: str, **environment: str) -> "ForkedProcess | subprocess.Popen[bytes]":
         wait_until((self.root / places.RESULTS).is_dir)
         return self.start(
             "-m", "watchbill", "agent", name, "--root", str(self.root), "--cpu-slots", "2", **environment

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from support.eventually import PATIENCE_S
+from support.forked_commands import start_watchbill
 from watchbill.files.host import boot_id, start_time
 from watchbill.fleet import limits
 from watchbill.fleet.agent.loop import Agent, AgentOptions
@@ -78,12 +79,18 @@ class AgentProcess:
         self.home = rig.root.parent / f"home-{name}"
         self.log = rig.root.parent / f"{name}.log"
         where = [] if rootless else ["--root", str(rig.root)]
-        words = [sys.executable, "-m", "watchbill", "agent", name, *where, *options]
-        env = {**os.environ, "WATCHBILL_HOME": str(self.home), **environment}
+        words = ["agent", name, *where, *options]
+        env = {**os.environ, "WATCHBILL_HOME": str(self.home), "PYTHONUTF8": "1", **environment}
         with self.log.open("ab") as log:
-            self.process = subprocess.Popen(
-                words, env=env, stdout=log, stderr=log, start_new_session=True, user=user, group=user
-            )
+            if user is None:
+                self.process = start_watchbill(
+                    *words, env=env, cwd=Path.cwd(), stdout=log, stderr=log, in_new_session=True
+                )
+            else:
+                self.process = subprocess.Popen(
+                    [sys.executable, "-m", "watchbill", *words], env=env, stdout=log, stderr=log,
+                    start_new_session=True, user=user, group=user,
+                )  # fmt: skip
 
     @property
     def folder(self) -> Path:

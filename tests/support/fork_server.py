@@ -65,12 +65,17 @@ def _become(asked: dict[str, Any], program: str) -> None:
     """Takes over what a new process has of its own: streams, folder, environment, arguments."""
     *streams, answers = asked["files"]
     os.close(answers)
+    if asked["in_new_session"]:
+        os.setsid()
     for wanted, file in enumerate(streams):
         os.dup2(file, wanted)
         os.close(file)
-    sys.stdin = open(0, encoding="utf-8", errors="surrogateescape")  # noqa: SIM115  open to the end, as Python's own
+    # Open to the end, as Python's own.
+    sys.stdin = open(0, encoding="utf-8", errors="surrogateescape")  # noqa: SIM115
     sys.stdout = open(1, "w", encoding="utf-8", errors="surrogateescape")  # noqa: SIM115
     sys.stderr = open(2, "w", buffering=1, encoding="utf-8", errors="backslashreplace")  # noqa: SIM115
+    if asked["env"].get("PYTHONUNBUFFERED"):
+        sys.stdout.reconfigure(write_through=True)
     sys.__stdin__, sys.__stdout__, sys.__stderr__ = sys.stdin, sys.stdout, sys.stderr
     os.chdir(asked["cwd"])
     os.environ.clear()

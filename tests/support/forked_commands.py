@@ -1,34 +1,110 @@
 """`watchbill` without its imports: commands that are forked from a process which has imported it.
 
 Most of what a command computes is the start of Python and its imports, half a second, and a whole run of the tests
-starts many hundreds. `run_watchbill` gives what `subprocess.run` gives: a process of its own with its own arguments,
-environment, folder, streams and exit code. What is not tried this way is the start itself; so the tests of end to end,
-of terminals, of closed streams and of Ctrl-C start the real program.
+starts many hundreds. `run_watchbill` and `start_watchbill` give what `subprocess` gives: a process with its own
+arguments, environment, folder, streams and exit code. What is not tried this way is the start itself; so the tests of
+terminals, of closed streams, of Ctrl-C and a part of those from end to end start the real program.
 """
 
 import atexit
 import contextlib
 import json
 import os
+import re
+import select
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import IO, Any
 
 from support import fork_server
 from support.eventually import PATIENCE_S
 
-__all__ = ["run_watchbill"]
+__all__ = ["ForkedProcess", "run_watchbill", "start_watchbill"]
 
-#: Python reads them not at all, or for nothing that a command in UTF-8 mode does otherwise.
-_WITHOUT_EFFECT = {"PYTHON", "PYTHONDONTWRITEBYTECODE", "LC_CTYPE"}
+#: Python reads them not at all, or not for what a command does; the server itself sees to unbuffered streams.
+_WITHOUT_EFFECT = {"PYTHON", "PYTHONDONTWRITEBYTECODE", "PYTHONUNBUFFERED"}
 #: A pipe takes so much before anybody reads.
 _INPUT_MAX = 65_536
 #: Room in the server's own environment, in which its children write theirs.
 _ROOM = 32_768
+
+
+class ForkedProcess:
+    """A running command: what tests use of `subprocess.Popen`."""
+
+    def __init__(self, arguments: Sequence[str], answers: socket.socket) -> None:
+        self.args = [*arguments]
+        self.returncode: int | None = None
+        self._answers, self._read = answers, b""
+        self.pid = 0
+        self.pid = int(self._line(PATIENCE_S))
+
+    def poll(self) -> int | None:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.wait(0)
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        if self.returncode is None:
+            self.returncode = int(self._line(timeout))
+            self._answers.close()
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def __del__(self) -> None:
+        self._answers.close()
+
+    def _line(self, timeout: float | None) -> bytes:
+        """What the server says next: first the process's pid, and at its end its exit code."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while b"\n" not in self._read:
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            if not select.select([self._answers], [], [], left)[0]:
+                raise subprocess.TimeoutExpired(self.args, timeout or 0.0)
+            part = self._answers.recv(64)
+            assert part, "the fork server is gone"
+            self._read += part
+        line, _, self._read = self._read.partition(b"\n")
+        return line
+
+
+def start_watchbill(
+    *arguments: str, env: Mapping[str, str], cwd: Path, stdin: int | None = None, stdout: IO[Any], stderr: IO[Any],
+    in_new_session: bool = False,
+) -> "ForkedProcess | subprocess.Popen[bytes]":  # fmt: skip
+    """Starts a command and does not wait for it; without a descriptor for it, its standard input is /dev/null."""
+    asked = {"arguments": arguments, "env": dict(env), "cwd": str(cwd), "in_new_session": in_new_session}
+    message = json.dumps(asked).encode()
+    with contextlib.ExitStack() as held:
+        if stdin is None:
+            stdin = os.open(os.devnull, os.O_RDONLY)
+            held.callback(os.close, stdin)
+        if not _can_fork(env) or len(message) > fork_server.MESSAGE_MAX:
+            return subprocess.Popen(
+                [sys.executable, "-m", "watchbill", *arguments], env=env, cwd=cwd, stdin=stdin, stdout=stdout,
+                stderr=stderr, start_new_session=in_new_session,
+            )  # fmt: skip
+        answers, theirs = socket.socketpair()
+        held.enter_context(theirs)
+        files = [stdin, stdout.fileno(), stderr.fileno(), theirs.fileno()]
+        socket.send_fds(_control(), [message], files)
+        theirs.close()
+        return ForkedProcess(arguments, answers)
 
 
 def run_watchbill(
@@ -39,26 +115,23 @@ def run_watchbill(
     timeout: float = 4 * PATIENCE_S,
 ) -> "subprocess.CompletedProcess[str]":
     """Runs one command of the command line to its end; without an input its standard input is /dev/null."""
-    message = json.dumps({"arguments": arguments, "env": dict(env), "cwd": str(cwd)}).encode()
     given = None if input is None else input.encode()
-    if (
-        _of_the_start(env) != _of_the_start(_environment())
-        or len(message) > fork_server.MESSAGE_MAX
-        or len(given or b"") > _INPUT_MAX
-    ):
+    if not _can_fork(env) or len(given or b"") > _INPUT_MAX:
         return subprocess.run(
             [sys.executable, "-m", "watchbill", *arguments], env=env, cwd=cwd, input=input, text=True, check=False,
             stdin=subprocess.DEVNULL if input is None else None, capture_output=True, timeout=timeout,
         )  # fmt: skip
     with contextlib.ExitStack() as held:
-        stdin = os.open(os.devnull, os.O_RDONLY) if given is None else _pipe_with(given)
-        held.callback(os.close, stdin)
+        stdin = None if given is None else _pipe_with(given)
+        if stdin is not None:
+            held.callback(os.close, stdin)
         stdout, stderr = (held.enter_context(open(os.memfd_create(name), "w+")) for name in ("out", "err"))
-        answers, theirs = map(held.enter_context, socket.socketpair())
-        files = [stdin, stdout.fileno(), stderr.fileno(), theirs.fileno()]
-        socket.send_fds(_control(), [message], files)
-        theirs.close()
-        code = _wait(answers, timeout, arguments)
+        process = start_watchbill(*arguments, env=env, cwd=cwd, stdin=stdin, stdout=stdout, stderr=stderr)
+        try:
+            code = process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            raise
         for written in (stdout, stderr):
             written.seek(0)
         return subprocess.CompletedProcess([*arguments], code, stdout.read(), stderr.read())
@@ -71,36 +144,35 @@ def _pipe_with(content: bytes) -> int:
     return reading
 
 
-def _wait(answers: socket.socket, timeout: float, arguments: tuple[str, ...]) -> int:
-    """Reads the process's pid, and at its end its exit code."""
-    deadline = time.monotonic() + timeout
-    read = b""
-    while read.count(b"\n") < 2:
-        answers.settimeout(max(0.001, deadline - time.monotonic()))
-        try:
-            part = answers.recv(64)
-        except TimeoutError:
-            if b"\n" in read:
-                os.kill(int(read.split(b"\n")[0]), signal.SIGKILL)
-            raise subprocess.TimeoutExpired([*arguments], timeout) from None
-        assert part, "the fork server is gone"
-        read += part
-    return int(read.split(b"\n")[1])
+def _can_fork(env: Mapping[str, str]) -> bool:
+    """Whether a child of the server is what a child of this process would be."""
+    return _of_the_start(env) == _of_the_start(_environment()) and _inherited() == _AT_FIRST
+
+
+def _inherited() -> tuple[object, ...]:
+    """What every child has from its parent: its limits, its user, its mask for new files."""
+    mask = re.search(r"^Umask:.*", Path("/proc/self/status").read_text(), re.MULTILINE)
+    return Path("/proc/self/limits").read_text(), os.geteuid(), os.getegid(), mask and mask[0]
+
+
+_AT_FIRST = _inherited()
 
 
 def _of_the_start(env: Mapping[str, str]) -> dict[str, str]:
-    """What Python reads before the first line of a program: only what starts with the same can be forked."""
+    """What Python reads before the first line of a program: only what starts with the same can be forked.
+
+    The locale is not part of it: in UTF-8 mode Python does not ask for it.
+    """
     return {
         name: value
         for name, value in env.items()
-        if name.startswith(("PYTHON", "LANG", "LC_")) and name not in _WITHOUT_EFFECT
+        if name.startswith("PYTHON") and name not in _WITHOUT_EFFECT
     }
 
 
 def _environment() -> dict[str, str]:
     """What the server is started with."""
-    kept = {name: os.environ[name] for name in ("PATH", "LANG", "LC_ALL") if name in os.environ}
-    return kept | {"PYTHONUTF8": "1"}
+    return {"PATH": os.environ.get("PATH", os.defpath), "PYTHONUTF8": "1"}
 
 
 _servers: dict[int, socket.socket] = {}

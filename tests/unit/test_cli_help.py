@@ -4,13 +4,12 @@ After a change on purpose: WATCHBILL_STORE_HELP=1 pytest tests/unit/test_cli_hel
 """
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from cyclopts import App
 
+from support.forked_commands import run_watchbill
 from watchbill.cli.app import COMMANDS, build_app
 
 STORED = Path(__file__).parent / "help"
@@ -40,11 +39,8 @@ PAGES = [
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: "-".join(page) or "watchbill")
 def test_the_help_is_what_it_was(page):
-    shown = subprocess.run(
-        [sys.executable, "-m", "watchbill", *page, "--help"],
-        env={"COLUMNS": "80", "PYTHONUTF8": "1", "PATH": os.environ["PATH"], "HOME": "/"},
-        capture_output=True, text=True, timeout=30, check=False,
-    )  # fmt: skip
+    env = {"COLUMNS": "80", "PYTHONUTF8": "1", "PATH": os.environ["PATH"], "HOME": "/"}
+    shown = run_watchbill(*page, "--help", env=env, cwd=Path.cwd(), timeout=30)
     assert (shown.returncode, shown.stderr) == (0, "")
     assert max(len(line) for line in shown.stdout.splitlines()) <= 80
     text = "".join(line.rstrip() + "\n" for line in shown.stdout.splitlines())
