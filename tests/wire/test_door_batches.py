@@ -18,6 +18,7 @@ from support.open_gateway import CATALOG, OpenGateway, open_gateway
 from support.peer import Asked, Talk, chat_events, sse, stream_of
 from watchbill.batches import pausing, record
 from watchbill.catalog import ApiKey, BatchRules, Catalog, Server
+from watchbill.config import parse
 from watchbill.gateway.dialects.batches import openai as openai_batches
 from watchbill.units import Bytes, Millis
 
@@ -579,3 +580,55 @@ async def test_a_body_that_is_no_message_batch_is_refused(bad: str) -> None:
         assert answer.json["type"] == "error"
         assert opened.batches.files.size == 0
         assert (await opened.ask("/v1/messages/batches")).json["data"] == []
+
+
+#: A config whose batches may go to an external tier, and have a model nowhere else.
+_PAID = """
+[models.a]
+engine = "scripted"
+[tiers.cloud]
+kind = "external"
+enabled = true
+url = "http://127.0.0.1:9/v1"
+models = ["far"]
+price_in = 1.0
+price_out = 1.0
+daily = 5.0
+[lanes.default]
+[lanes.batches]
+class = "background"
+[lanes.quiet]
+private = true
+"""
+
+
+@pytest.mark.parametrize(
+    ("mark", "sent"), [("", 1), ("Private: 1", 0), ("Lane: quiet", 0), ("Tier: local", 0)]
+)
+async def test_lines_of_a_private_batch_do_not_leave(mark: str, sent: int) -> None:
+    """SPOOL-10: where a lane of the config lets batches go to an external tier, the mark of the batch was forgotten."""
+    name, _, value = mark.partition(": ")
+    headers = {f"X-Watchbill-{name}": value} if name else {}
+    paid = parse(_PAID, base=Path("/srv"))
+    # The stand-in of these tests starts what it serves.
+    engines = {name: replace(each, shared=False) for name, each in paid.engines.items()}
+    models = {name: replace(each, shared=False) for name, each in paid.models.items()}
+    async with served(catalog=replace(paid, engines=engines, models=models)) as (opened, client):
+        file = await client.files.create(file=("in.jsonl", jsonl([line("1", model="far")])), purpose="batch")
+        made = await client.batches.create(
+            input_file_id=file.id, endpoint=CHAT, completion_window="24h", extra_headers=headers
+        )
+        batch = await ended(client, made.id)
+        assert batch.request_counts is not None
+        assert (batch.request_counts.completed, len(opened.peer.asked)) == (sent, sent)
+        async with anthropic.AsyncAnthropic(base_url=opened.url, api_key="x", max_retries=0) as other:
+            params: Any = {"model": "far", "max_tokens": 9, "messages": [{"role": "user", "content": "hi"}]}
+            messages = await other.messages.batches.create(
+                requests=[{"custom_id": "1", "params": params}], extra_headers=headers
+            )
+
+            async def has_ended() -> bool:
+                return (await other.messages.batches.retrieve(messages.id)).processing_status == "ended"
+
+            await eventually(has_ended)
+        assert bool(opened.peer.asked) == bool(sent)

@@ -181,7 +181,8 @@ class Answering:
         assert index is not None
         async with self._reading:
             body = await asyncio.to_thread(read_body, work.source, index, number)
-        call = self._ask.begin(Question(work.owner, work.batch.created.endpoint, body))
+        created = work.batch.created
+        call = self._ask.begin(Question(work.owner, created.endpoint, body, created.reach))
         work.under_way[number].call = call
         try:
             return await call.reply()

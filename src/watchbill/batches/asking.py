@@ -5,6 +5,7 @@ from typing import Protocol
 import msgspec
 
 from watchbill.batches.batch import Answered, Batch
+from watchbill.catalog import Reach
 
 __all__ = ["Ask", "LineCall", "Models", "NotNow", "Question", "Reply", "Shape"]
 
@@ -15,6 +16,7 @@ class Question(msgspec.Struct, frozen=True):
     owner: str
     url: str
     body: bytes
+    reach: Reach = Reach.ANYWHERE
 
 
 class Reply(msgspec.Struct, frozen=True):

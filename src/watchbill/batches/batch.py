@@ -18,6 +18,7 @@ from enum import StrEnum
 import msgspec
 
 from watchbill.batches.usage import Tokens
+from watchbill.catalog import Reach
 from watchbill.errors import IllegalTransition
 
 __all__ = [
@@ -78,6 +79,9 @@ class Created(Event, frozen=True, tag="created"):
     metadata: dict[str, str] | None = None
     output_kept_ms: int | None = None
     lines: int = 0  # as its caller counted them, where it did
+    reach: Reach = (
+        Reach.ANYWHERE
+    )  # how far from this machine its lines may be answered, as its caller marked it
 
 
 class Validated(Event, frozen=True, tag="validated"):

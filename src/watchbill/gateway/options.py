@@ -34,6 +34,8 @@ __all__ = [
     "Range",
     "check_ranges",
     "is_marked_private",
+    "marks_of",
+    "reach_of",
     "read_companions",
     "read_metadata",
     "split_alias",
@@ -54,6 +56,21 @@ def is_marked_private(headers: Mapping[str, str]) -> bool:
     """Whether a caller marks its request as private (`X-Watchbill-Private`). A value that nobody knows does not degrade
     here: the request would leave the machine."""
     return headers.get("x-watchbill-private", "").strip().lower() not in _NOT_PRIVATE
+
+
+def reach_of(headers: Mapping[str, str], catalog: Catalog) -> Reach:
+    """How far from this machine work may be served that its caller leaves here, by the caller's own marks."""
+    if headers.get("x-watchbill-tier", "").lower() == LOCAL_SITE:
+        return Reach.HERE
+    lanes = (headers.get("x-watchbill-lane"),)
+    is_private = is_marked_private(headers) or _names_private_lane(lanes, catalog)
+    return Reach.PRIVATE if is_private else Reach.ANYWHERE
+
+
+def marks_of(reach: Reach) -> dict[str, str]:
+    """The headers that say so again, when the work is asked for in its caller's place."""
+    marks = {"x-watchbill-private": "1"} if reach >= Reach.PRIVATE else {}
+    return marks | ({"x-watchbill-tier": LOCAL_SITE} if reach is Reach.HERE else {})
 
 
 class Range(msgspec.Struct, frozen=True):

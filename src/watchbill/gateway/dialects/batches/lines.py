@@ -35,7 +35,7 @@ from watchbill.errors import (
 from watchbill.gateway.answers import status_of
 from watchbill.gateway.dialects.errors import refusal
 from watchbill.gateway.http.messages import Response
-from watchbill.gateway.options import split_alias
+from watchbill.gateway.options import marks_of, split_alias
 from watchbill.gateway.request_context import RequestContext
 from watchbill.gateway.services import Handler, Services
 from watchbill.gateway.unsent import key_of, unsent
@@ -76,7 +76,8 @@ class _Call:
 
     def __init__(self, services: Services, handler: Handler, question: Question) -> None:
         self._services, self._handler, self._question = services, handler, question
-        self._context = unsent(question.url, question.body, {"x-watchbill-lane": BATCHES_LANE.name})
+        headers = {"x-watchbill-lane": BATCHES_LANE.name, **marks_of(question.reach)}
+        self._context = unsent(question.url, question.body, headers)
 
     @property
     def is_waiting(self) -> bool:
