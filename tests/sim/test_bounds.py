@@ -661,3 +661,45 @@ def test_a_request_that_went_back_to_its_line_is_told_no_bound_that_it_did_not_r
     world.run(200_000)
     (told,) = refused
     assert "together" not in told.message and "last wait" in told.message
+
+
+@pytest.mark.parametrize(("came_at", "patience_ms"), [(6_000, 12_000), (7_000, 10_000)])
+def test_people_in_line_are_served_before_an_equals_turn_that_can_wait(
+    world_of: WorldOf, model: ModelOf, came_at: int, patience_ms: int
+) -> None:
+    """LANE-04: a backlog at the end of its patience brings the turn of B forward, which passes it. The people in the
+    line of A would run out of theirs until A is back."""
+    lanes = {
+        "chat": Lane("chat", WorkClass.INTERACTIVE, max_wait_ms=Millis(patience_ms)),
+        "batch": Lane("batch", WorkClass.BACKGROUND, max_wait_ms=Millis(16_000)),
+    }
+    world = world_of(model("A"), model("B"), model("C"), lanes=lanes)
+    people = [world.arrive("A", 500, lane="chat")]
+    world.run(1_000)
+    world.arrive("C", 500, lane="batch")
+    for at in range(3_500, 13_000, 450):
+        world.at(at, lambda: people.append(world.arrive("A", 500, lane="chat")))
+    world.at(came_at, lambda: people.append(world.arrive("B", 500, lane="chat")))
+    world.run(60_000)
+    assert [caller.outcome for caller in people] == ["answered"] * len(people)
+    assert not world.judge.broken
+
+
+def test_a_turn_that_comes_too_late_for_its_request_lets_an_equals_line_be_served(
+    world_of: WorldOf, model: ModelOf
+) -> None:
+    """LANE-04: B was loaded for a person who could no longer be served, and three in the line of A were lost."""
+    lanes = {
+        "chat": Lane("chat", WorkClass.INTERACTIVE, max_wait_ms=Millis(12_000)),
+        "batch": Lane("batch", WorkClass.BACKGROUND, max_wait_ms=Millis(20_000)),
+    }
+    world = world_of(model("A"), model("B"), model("C"), lanes=lanes)
+    people = [world.arrive("A", 500, lane="chat")]
+    world.run(1_000)
+    world.arrive("C", 500, lane="batch")
+    for at in range(3_500, 15_200, 450):
+        world.at(at, lambda: people.append(world.arrive("A", 500, lane="chat")))
+    world.at(11_500, lambda: world.arrive("B", 500, lane="chat"))
+    world.run(60_000)
+    assert [caller.outcome for caller in people] == ["answered"] * len(people)
+    assert not world.judge.broken

@@ -286,13 +286,16 @@ def passed_until(state: State, model: Candidate, request: Request, now: int) -> 
 def gives_way(victim: ModelState, turn: Turn, now: int) -> bool:
     """Whether a model whose quantum is over makes room for this turn.
 
-    For a hard turn it does, unless it holds a request of the same or a higher class with less patience. For a soft turn
+    For a hard turn it does, unless it holds a request of the same or a higher class with less patience, or serves its
+    line of the same class first. For a soft turn
     it does, unless it serves a higher class. Against an equal it may finish: a line that is served within one more
     quantum would only have to come back, and while one answer takes longer than a quantum the other slots would be idle
     until it ends.
     """
     mine, its = turn.model.turn_class(), victim.worth_class(now)
     if turn.is_hard:
+        if its == mine and _serves_first(victim, turn, now):
+            return False
         due = turn.model.due()
         return its > mine or due is None or (victim.due() or due) >= due
     if its != mine or victim.is_idle:
@@ -300,6 +303,21 @@ def gives_way(victim: ModelState, turn: Turn, now: int) -> bool:
     return victim.residual(now) <= max(victim.quantum_ms, victim.service.ms) and not (
         _line_ends_soon(victim) and now < turn.since + victim.quantum_ms
     )
+
+
+def _serves_first(victim: ModelState, turn: Turn, now: int) -> bool:
+    """Whether a model serves the requests of the same class in its line before a hard turn takes its place.
+
+    It does while the turn can wait for that: they would run out of patience until the model is back. Where the turn
+    comes too late for its own request, it can wait for one more quantum.
+    """
+    waiting = sum(victim.line.counts[: turn.model.turn_class() + 1])
+    if not waiting:
+        return False
+    until, too_late = turn.hard.latest, turn.hard.latest + turn.hard.margin_ms
+    if now > too_late:
+        until = max(too_late, victim.ready_at + victim.quantum_ms) + victim.quantum_ms
+    return now + victim.service_of(waiting + len(victim.running)) <= until
 
 
 def _line_ends_soon(model: ModelState) -> bool:
