@@ -99,12 +99,14 @@ class EmptyMachine:
 class GatewayClient:
     """Asks a gateway that serves, on connections of its own."""
 
-    def __init__(self, serving: Serving) -> None:
-        self.serving = serving
+    def __init__(self, serving: Serving, port: int | None = None) -> None:
+        """`port`: that of another door than the main one."""
+        self.serving, self.door = serving, port
         self.writers: list[asyncio.StreamWriter] = []
 
     async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        reader, writer = await asyncio.open_connection("127.0.0.1", self.serving.port, limit=2**20)
+        port = self.door or self.serving.port
+        reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=2**20)
         self.writers.append(writer)
         return reader, writer
 

@@ -54,10 +54,14 @@ async def driving(
 
 @asynccontextmanager
 async def running(
-    root: Path, catalog: Catalog, *probes: PatientProbe, ram: RamProbe | None = None
+    root: Path,
+    catalog: Catalog,
+    *probes: PatientProbe,
+    ram: RamProbe | None = None,
+    responses: Path | None = None,
 ) -> AsyncIterator[tuple[Serving, Driver]]:
-    """A driver and a gateway that serves it."""
-    async with driving(root, catalog, *probes, ram=ram) as driver, _serving(driver) as serving:
+    """A driver and a gateway that serves it. `responses` are kept there, and those of an earlier gateway go on."""
+    async with driving(root, catalog, *probes, ram=ram) as driver, _serving(driver, responses) as serving:
         yield serving, driver
 
 
@@ -69,8 +73,10 @@ async def answering(driver: Driver) -> AsyncIterator[str]:
 
 
 @asynccontextmanager
-async def _serving(driver: Driver) -> AsyncIterator[Serving]:
-    serving = await serve(Gateway(driver, driver.catalog.server, metrics=driver.metrics), "127.0.0.1", 0)
+async def _serving(driver: Driver, responses: Path | None = None) -> AsyncIterator[Serving]:
+    gateway = Gateway(driver, driver.catalog.server, metrics=driver.metrics, responses=responses)
+    serving = await serve(gateway, "127.0.0.1", 0)
+    await gateway.resume_responses()
     try:
         yield serving
     finally:

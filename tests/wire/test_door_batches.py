@@ -603,17 +603,24 @@ private = true
 
 
 @pytest.mark.parametrize(
-    ("mark", "sent"), [("", 1), ("Private: 1", 0), ("Lane: quiet", 0), ("Tier: local", 0)]
+    ("mark", "sent"),
+    [("", 1), ("Private: 1", 0), ("Lane: quiet", 0), ("Tier: local", 0), ("/lane/quiet", 0), ("key", 0)],
 )
 async def test_lines_of_a_private_batch_do_not_leave(mark: str, sent: int) -> None:
-    """SPOOL-10: where a lane of the config lets batches go to an external tier, the mark of the batch was forgotten."""
+    """SPOOL-10: where a lane of the config lets batches go to an external tier, the mark of the batch was forgotten,
+    and so was the private lane of its address or its key."""
     name, _, value = mark.partition(": ")
-    headers = {f"X-Watchbill-{name}": value} if name else {}
+    headers = {f"X-Watchbill-{name}": value} if value else {}
+    path = mark if mark.startswith("/") else ""
+    keys = (ApiKey("diarist", "of-the-diarist-0123456789", lane="quiet"),) if mark == "key" else ()
     paid = parse(_PAID, base=Path("/srv"))
     # The stand-in of these tests starts what it serves.
     engines = {name: replace(each, shared=False) for name, each in paid.engines.items()}
     models = {name: replace(each, shared=False) for name, each in paid.models.items()}
-    async with served(catalog=replace(paid, engines=engines, models=models)) as (opened, client):
+    key, server = "of-the-diarist-0123456789", replace(paid.server, keys=keys)
+    paid = replace(paid, engines=engines, models=models, server=server)
+    async with served(catalog=paid, key=key, server=server) as (opened, client):
+        client.base_url = f"{opened.url}{path}/v1"
         file = await client.files.create(file=("in.jsonl", jsonl([line("1", model="far")])), purpose="batch")
         made = await client.batches.create(
             input_file_id=file.id, endpoint=CHAT, completion_window="24h", extra_headers=headers
@@ -621,7 +628,9 @@ async def test_lines_of_a_private_batch_do_not_leave(mark: str, sent: int) -> No
         batch = await ended(client, made.id)
         assert batch.request_counts is not None
         assert (batch.request_counts.completed, len(opened.peer.asked)) == (sent, sent)
-        async with anthropic.AsyncAnthropic(base_url=opened.url, api_key="x", max_retries=0) as other:
+        async with anthropic.AsyncAnthropic(
+            base_url=f"{opened.url}{path}", api_key=key, max_retries=0
+        ) as other:
             params: Any = {"model": "far", "max_tokens": 9, "messages": [{"role": "user", "content": "hi"}]}
             messages = await other.messages.batches.create(
                 requests=[{"custom_id": "1", "params": params}], extra_headers=headers

@@ -71,7 +71,7 @@ daily = {daily}
 
 @asynccontextmanager
 async def opened(root: Path, text: str) -> AsyncIterator[tuple[GatewayClient, Driver]]:
-    async with running(root, catalog(text)) as (serving, driver):
+    async with running(root, catalog(text), responses=root / "responses") as (serving, driver):
         yield GatewayClient(serving), driver
 
 
@@ -181,6 +181,115 @@ keys = { bot = { key = "of-the-bot-0123456789", lane = "slow" } }
                 client, "far", X_Watchbill_Lane=lane, Authorization="Bearer of-the-bot-0123456789"
             )
             assert answer.status == status, answer.body
+
+
+#: A public lane for typed work, a private one, and callers that are in each.
+KEYED = """
+[lanes.slow]
+class = "background"
+[lanes.quiet]
+private = true
+[server.keys.bot]
+key = "of-the-bot-0123456789"
+lane = "slow"
+[server.keys.diarist]
+key = "of-the-diarist-0123456789"
+lane = "quiet"
+[server.keys.boss]
+key = "of-the-boss-0123456789"
+admin = true
+[process.think]
+model = "small"
+lane = "slow"
+[routing]
+order = ["cloud", "local"]
+"""
+
+
+async def door(client: GatewayClient, headers: dict[str, str], **assumed: str) -> GatewayClient:
+    """Opens a further address."""
+    made = await client.ask("/wb/v1/doors", {"name": "diary", **assumed}, headers=headers)
+    return GatewayClient(client.serving, int(str(made.json["port"])))
+
+
+async def test_work_at_the_door_of_a_private_lane_does_not_leave(tmp_path: Path) -> None:
+    """SPOOL-10: a key that may not use the door's lane sent what came there to the external tier."""
+    async with peer_listening(HELLO) as peer, opened(tmp_path, cloud(peer, KEYED)) as (client, _):
+        boss = {"Authorization": "Bearer of-the-boss-0123456789"}
+        there = await door(client, boss, lane="quiet", model="far")
+        for asked in (
+            ask(there, "far", Authorization="Bearer of-the-bot-0123456789"),
+            ask(there, "far", **boss),
+        ):
+            answer = await asked
+            assert (answer.status, answer.code) == (503, "tier_closed"), answer.body
+        assert peer.asked == []
+
+
+async def test_typed_work_of_a_caller_in_a_private_lane_does_not_leave(tmp_path: Path) -> None:
+    """SPOOL-10: the lane of the type took the place of the key's, and with it the privacy of the work."""
+    async with (
+        peer_listening(HELLO) as peer,
+        opened(tmp_path, cloud(peer, KEYED, '["small"]')) as (client, _),
+    ):
+        for name, tier in (("diarist", "local"), ("bot", "external")):
+            answer = await client.ask(
+                "/process", {"type": "think"}, headers={"Authorization": f"Bearer of-the-{name}-0123456789"}
+            )
+            assert (answer.status, answer.headers["x-watchbill-tier"]) == (200, tier), answer.body
+
+
+async def test_the_rotation_does_not_leave(tmp_path: Path) -> None:
+    """SPOOL-10: a lane `rotation` of the config let it go to an external tier, where nothing of it was counted."""
+    rotating = """
+[devices.ram]
+capacity = "100MiB"
+reserve = 0
+[rotation]
+every = "1s"
+[lanes.default]
+[lanes.rotation]
+class = "background"
+[routing]
+order = ["cloud", "local"]
+[models.thinker]
+engine = "scripted"
+memory = "1MiB"
+idle = "500ms"
+background = { prompt = "Think." }
+script = { touch = false }
+"""
+    async with peer_listening(HELLO) as peer:
+        text = cloud(peer, rotating, '["thinker"]').removeprefix(f"\n{SMALL_MODEL}")
+        async with opened(tmp_path, text):
+            await eventually(lambda: tier_lines(tmp_path, "rotation"))
+            assert peer.asked == []
+
+
+@pytest.mark.parametrize("address", ["/lane/quiet/v1/responses", "door"])
+async def test_a_private_response_in_the_background_does_not_leave_after_a_restart(
+    tmp_path: Path, address: str
+) -> None:
+    """SPOOL-10, RES-12: the next daemon knew the body of the request, and not the address with its lane."""
+    slow = (
+        '[models.slow]\nengine = "scripted"\nmemory = "1MiB"\nscript = { service = "20s", touch = false }\n'
+    )
+    async with peer_listening(HELLO) as peer:
+        text = cloud(peer, KEYED, '["slow"]') + slow
+        boss = {"Authorization": "Bearer of-the-boss-0123456789"}
+        async with opened(tmp_path, text) as (client, driver):
+            body = {"input": "Dear diary", "background": True}
+            if address == "door":
+                there = await door(client, boss, lane="quiet", model="slow")
+                answer = await there.ask("/v1/responses", body, headers=boss)
+            else:
+                answer = await client.ask(address, body | {"model": "slow"}, headers=boss)
+            assert answer.status == 200, answer.body
+            await eventually(lambda: any(r["state"] == "running" for r in driver.requests()))
+        async with opened(tmp_path, text) as (_, driver):
+            await eventually(lambda: any(r["state"] == "running" for r in driver.requests()))
+            (request,) = driver.requests()
+            assert (request["lane"], request["model"], peer.asked) == ("quiet", "slow", [])
 
 
 async def test_what_waits_for_a_model_that_became_private_does_not_leave(tmp_path: Path) -> None:
@@ -981,6 +1090,30 @@ async def test_a_burst_tier_is_started_on_demand_and_stopped_when_idle(
         assert machine.calls == ["start", "stop", "start"]
     assert machine.calls == ["start", "stop", "start", "stop"]
     assert not list((tmp_path / "root" / "run").glob("burst-*"))
+
+
+async def test_a_burst_machine_is_told_that_work_is_private(tmp_path: Path) -> None:
+    """SPOOL-10: the machine is a Watchbill with an external tier of its own, and sent private work there."""
+    async with peer_listening(HELLO) as peer:
+        text = f"""
+{SMALL_MODEL}[tiers.box]
+kind = "burst"
+url = "http://127.0.0.1:{peer.port}"
+models = ["big"]
+start = "true"
+stop = "true"
+[lanes.default]
+[lanes.quiet]
+private = true
+"""
+        async with opened(tmp_path, text) as (client, _):
+            for headers, mark in (
+                ({}, None),
+                ({"X_Watchbill_Private": "yes"}, "1"),
+                ({"X_Watchbill_Lane": "quiet"}, "1"),
+            ):
+                assert (await ask(client, "big", **headers)).status == 200
+                assert peer.asked[-1].headers.get("x-watchbill-private") == mark
 
 
 async def test_a_burst_tier_is_not_stopped_while_it_answers(tmp_path: Path) -> None:

@@ -72,6 +72,19 @@ class Endpoint:
     continues: bool = False  # continues an assistant's message that the request begins
     key: str = field(default="", repr=False)  # the key that this engine asks for; only this client knows it
     lease: str = ""  # of another machine: the lease that requests there are under
+    private: bool = False  # says so to another machine of the operator's, which may have tiers of its own
+
+    @property
+    def about(self) -> tuple[str, ...]:
+        """The lines of a request's head that every request there has."""
+        if not (self.key or self.lease or self.private):
+            return ()  # nearly always: an engine of this machine
+        lines = (
+            f"Authorization: Bearer {self.key}" if self.key else "",
+            f"X-Watchbill-Lease: {self.lease}" if self.lease else "",
+            "X-Watchbill-Private: 1" if self.private else "",
+        )
+        return tuple(filter(None, lines))
 
     @property
     def url(self) -> str:

@@ -395,7 +395,7 @@ def _request(outgoing: Outgoing, *, close: bool) -> bytes | tuple[bytes, ...]:
     endpoint, body, rest = outgoing.endpoint, outgoing.body, outgoing.rest
     path = endpoint.path_prefix + outgoing.path
     address = (endpoint.host, endpoint.port, endpoint.tls)
-    head = _head(address, outgoing.method, path, endpoint.key, endpoint.lease, close=close)
+    head = _head(address, outgoing.method, path, endpoint.about, close=close)
     more = _IS_JSON if body else b""
     if outgoing.headers:
         more = b"" if "Content-Type" in outgoing.headers else more
@@ -410,7 +410,7 @@ def _request(outgoing: Outgoing, *, close: bool) -> bytes | tuple[bytes, ...]:
 
 @lru_cache(maxsize=UPSTREAM_MEMORY_MAX)
 def _head(
-    address: tuple[str, int, bool], method: str, path: str, key: str, lease: str, *, close: bool
+    address: tuple[str, int, bool], method: str, path: str, about: tuple[str, ...], *, close: bool
 ) -> bytes:
     host, port, tls = address
     name = f"[{host}]" if ":" in host else host
@@ -421,10 +421,7 @@ def _head(
         "Accept-Encoding: identity",
         f"Connection: {'close' if close else 'keep-alive'}",
     ]
-    if key:
-        lines.append(f"Authorization: Bearer {key}")
-    if lease:
-        lines.append(f"X-Watchbill-Lease: {lease}")
+    lines.extend(about)
     return _checked("".join(f"{line}\r\n" for line in lines), len(lines))
 
 

@@ -35,7 +35,6 @@ __all__ = [
     "check_ranges",
     "is_marked_private",
     "marks_of",
-    "reach_of",
     "read_companions",
     "read_metadata",
     "split_alias",
@@ -56,15 +55,6 @@ def is_marked_private(headers: Mapping[str, str]) -> bool:
     """Whether a caller marks its request as private (`X-Watchbill-Private`). A value that nobody knows does not degrade
     here: the request would leave the machine."""
     return headers.get("x-watchbill-private", "").strip().lower() not in _NOT_PRIVATE
-
-
-def reach_of(headers: Mapping[str, str], catalog: Catalog) -> Reach:
-    """How far from this machine work may be served that its caller leaves here, by the caller's own marks."""
-    if headers.get("x-watchbill-tier", "").lower() == LOCAL_SITE:
-        return Reach.HERE
-    lanes = (headers.get("x-watchbill-lane"),)
-    is_private = is_marked_private(headers) or _names_private_lane(lanes, catalog)
-    return Reach.PRIVATE if is_private else Reach.ANYWHERE
 
 
 def marks_of(reach: Reach) -> dict[str, str]:
@@ -202,10 +192,11 @@ class CallerOptions:
             return self._leased(model, key, lease, catalog)
         priority = of_body if priority is None else priority
         tier = None if tier is None else tier.lower()
-        lanes = (lane, lane_of_path, lane_of_alias)
+        lanes = (lane, lane_of_path, lane_of_alias, door.lane)
+        lane = self._lane(lanes, catalog, key)
         return Submission(
             model,
-            self._lane((*lanes, door.lane), catalog, key),
+            lane,
             None if priority is None else self._number(priority, 1, 5),
             None if deadline is None else self._number(deadline, 0, DURATION_MS_MAX),
             key is not None and key.admin,
@@ -215,8 +206,15 @@ class CallerOptions:
             None if supersede is None else self._supersede_key(supersede, key),
             () if beside is None else self._companions(beside, model, catalog),
             None if key is None else catalog.server.sharer(key),
-            self._reach(tier, is_marked_private(headers) or _names_private_lane(lanes, catalog)),
+            _reach(headers, (*lanes, lane), catalog),
         )
+
+    def reach(self, context: RequestContext, catalog: Catalog) -> Reach:
+        """How far from this machine work may be served that a caller leaves here: as a request of it would be."""
+        request = context.request
+        headers, door = request.headers, request.door
+        lanes = (headers.get("x-watchbill-lane"), request.match.get("lane"), door.lane)
+        return _reach(headers, (*lanes, self._lane(lanes, catalog, context.key)), catalog)
 
     @staticmethod
     def _leased(model: str, key: ApiKey, lease: str | None, catalog: Catalog) -> Submission:
@@ -250,13 +248,6 @@ class CallerOptions:
         if asked not in ("exact", "family", LOCAL_SITE):
             self.degraded += 1
         return asked == "exact"
-
-    @staticmethod
-    def _reach(tier: str | None, is_private: bool) -> Reach:
-        """How far from this machine the request may be served."""
-        if tier == LOCAL_SITE:
-            return Reach.HERE
-        return Reach.PRIVATE if is_private else Reach.ANYWHERE
 
     def _supersede_key(self, asked: str, key: ApiKey | None) -> str | None:
         """What the caller's newer requests supersede. One caller's key never meets another's."""
@@ -329,7 +320,12 @@ def _refuse_exclusive(names: tuple[str, ...], catalog: Catalog) -> None:
                 )
 
 
-def _names_private_lane(asked: Iterable[str | None], catalog: Catalog) -> bool:
-    """Whether a caller names a private lane, also where its key does not let it use that lane."""
-    lanes = (catalog.offered_lane(name) for name in asked if name is not None)
-    return any(lane is not None and lane.private for lane in lanes)
+def _reach(headers: Mapping[str, str], lanes: Iterable[str | None], catalog: Catalog) -> Reach:
+    """How far from this machine a request may be served: by its caller's marks, and by the lanes that it names and the
+    one that it gets. One that is private counts also where the key may not use it, or the work ends up in another."""
+    if headers.get("x-watchbill-tier", "").lower() == LOCAL_SITE:
+        return Reach.HERE
+    if is_marked_private(headers):
+        return Reach.PRIVATE
+    found = (catalog.offered_lane(name) for name in lanes if name is not None)
+    return Reach.PRIVATE if any(lane is not None and lane.private for lane in found) else Reach.ANYWHERE

@@ -206,7 +206,7 @@ def _handshake(request: Request, endpoint: Endpoint, query: dict[str, str]) -> b
         each for each in map(str.strip, offered.split(",")) if each and not each.startswith(BROWSER_KEY)
     ]
     lines += [f"Sec-WebSocket-Protocol: {', '.join(protocols)}"] if protocols else []
-    lines += [f"Authorization: Bearer {endpoint.key}"] if endpoint.key else []
+    lines += endpoint.about
     return "\r\n".join([*lines, "", ""]).encode("utf-8", "surrogateescape")
 
 

@@ -12,7 +12,7 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from watchbill import __version__, errors
@@ -575,6 +575,8 @@ class Driver:
             request.lane, waited, ticket.forecast_ms, spec.where if spec.site is None else None
         )
         endpoint, tier, site = warm.endpoint, spec.where, spec.site
+        if tier is Tier.BURST and request.reach is not _ANYWHERE:
+            endpoint = replace(endpoint, private=True)  # it may have an external tier of its own
         ticket.begin(
             Start(
                 action.model, endpoint, action.attempt, waited, loaded, action.companions, tier, site, spec.requests

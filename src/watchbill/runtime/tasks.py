@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 
 from watchbill import names
-from watchbill.catalog import ROTATION_LANE, BackgroundTask
+from watchbill.catalog import ROTATION_LANE, BackgroundTask, Reach
 from watchbill.core.messages import TaskEnded
 from watchbill.engines.engine_calls import ask_text
 from watchbill.engines.upstream import Upstream
@@ -74,7 +74,7 @@ class Tasks:
     async def _run(self, model: str, work: _Work, now: Callable[[], int]) -> None:
         ok, text = False, "it was interrupted"
         try:
-            submission = Submission(model, lane=ROTATION_LANE.name)
+            submission = Submission(model, lane=ROTATION_LANE.name, reach=Reach.HERE)
             text = await do_own_work(self._submit, submission, partial(self._turn, work, now))
             ok = True
         except (TheirsError, OSError) as error:

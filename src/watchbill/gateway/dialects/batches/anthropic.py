@@ -23,7 +23,6 @@ from watchbill.gateway.dialects.batches.files import require_batches, send_file
 from watchbill.gateway.dialects.batches.pages import page_between, read_limit
 from watchbill.gateway.dialects.batches.treatment import MESSAGE_BATCH_FIELDS, check_fields
 from watchbill.gateway.http.messages import Answer, Response
-from watchbill.gateway.options import reach_of
 from watchbill.gateway.request_context import RequestContext
 from watchbill.gateway.services import Services
 from watchbill.limits import JSON_DEPTH_MAX
@@ -79,7 +78,7 @@ class MessageBatchesApi:
             _WINDOW,
             _WINDOW_MS,
             lines=len(seen),
-            reach=reach_of(context.request.headers, self._services.driver.catalog),
+            reach=self._services.caller_options.reach(context, self._services.driver.catalog),
         )
         try:
             batch = await batches.create(created)

@@ -16,7 +16,7 @@ from watchbill.gateway.dialects.batches.pages import page_of, read_limit
 from watchbill.gateway.dialects.treatment import Treatment
 from watchbill.gateway.http.messages import Response
 from watchbill.gateway.limits import BATCH_WINDOW_MS_MIN, FILE_KEPT_MS_MIN, LIST_ITEMS_MAX
-from watchbill.gateway.options import reach_of, read_metadata
+from watchbill.gateway.options import read_metadata
 from watchbill.gateway.request_context import RequestContext
 from watchbill.gateway.services import Services
 from watchbill.gateway.typed import is_word
@@ -71,7 +71,7 @@ class BatchesApi:
                 window_ms,
                 read_metadata(body.get("metadata")),
                 _kept_ms(body.get("output_expires_after")),
-                reach=reach_of(context.request.headers, self._services.driver.catalog),
+                reach=self._services.caller_options.reach(context, self._services.driver.catalog),
             )
         )
         return json_response(describe(batch), context.lines())

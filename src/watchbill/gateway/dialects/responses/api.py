@@ -218,16 +218,18 @@ class ResponsesApi:
         if asked.id in self._background:
             await self._put(work, asked, made.now(), durable=True)
         if asked.id in self._background:
-            await self._write_down(work, asked, made)
+            await self._write_down(work, asked, made, submission)
         if asked.id not in self._background:
             await self._stasis.leave(asked.id)  # it ended meanwhile
         context.ticket, context.lane, context.model = work.ticket, work.lane, work.model
         return json_response(made.now(), context.lines())
 
-    async def _write_down(self, work: RequestContext, asked: Asked, made: Background) -> None:
+    async def _write_down(
+        self, work: RequestContext, asked: Asked, made: Background, submission: Submission
+    ) -> None:
         """Makes a request outlive this daemon. Raises DiskFailed where it cannot, and withdraws the request."""
         try:
-            await self._stasis.enter(asked.id, work.owner, work.request.headers, asked.body, work.lifted)
+            await self._stasis.enter(asked.id, work, asked.body, submission)
         except DiskFailed:
             await made.cancel()
             await self._store.delete(work.owner, asked.id)
@@ -275,6 +277,8 @@ class ResponsesApi:
         async def prepare() -> tuple[Submission, JsonSender, ForcedCall | None]:
             work.request.pieces = [_encode(parked.body)]
             _, (submission, chat, forced) = await self._read(work, token=token)
+            reach = max(submission.reach, parked.reach)
+            submission = msgspec.structs.replace(submission, reach=reach)
             return submission, JsonSender(chat, "/v1/chat/completions"), forced
 
         self._begin(work, asked, parked.begun).go_on(prepare)

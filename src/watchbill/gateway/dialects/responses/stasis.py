@@ -11,15 +11,17 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Generator, Mapping
+from collections.abc import Generator
 from pathlib import Path
 from typing import NamedTuple, cast
 
+from watchbill.catalog import Reach
 from watchbill.errors import DiskFailed, WatchbillError
 from watchbill.files.atomic import make_private_folder
-from watchbill.gateway.lifting import Lifted
 from watchbill.gateway.limits import RESPONSES_BACKGROUND_MAX
+from watchbill.gateway.request_context import RequestContext
 from watchbill.gateway.resume import Begun
+from watchbill.runtime.ticket import Submission
 from watchbill.spool.aio import AsyncSpool
 from watchbill.spool.events import encode
 from watchbill.spool.faults import disk_fault
@@ -42,6 +44,7 @@ class Parked(NamedTuple):
     headers: dict[str, str]
     body: Fields
     begun: Begun
+    reach: Reach  # how far from this machine it may be made
 
 
 class Stasis:
@@ -54,18 +57,21 @@ class Stasis:
         self._items: dict[str, Item] = {}
         self._turn = asyncio.Lock()  # what was enqueued last is the only one that waits
 
-    async def enter(
-        self, id: str, owner: str, headers: Mapping[str, str], body: Fields, lifted: Lifted | None
-    ) -> None:
-        """Writes a request down. On return it survives a power cut. Raises DiskFailed when it cannot be written."""
+    async def enter(self, id: str, work: RequestContext, body: Fields, submission: Submission) -> None:
+        """Writes a request down. On return it survives a power cut. Raises DiskFailed when it cannot be written.
+
+        The address that it came to is not written down, but what that said: model, lane and reach."""
+        headers, lifted = work.request.headers, work.lifted
         kept = {name: value for name, value in headers.items() if name.startswith(_KEPT_HEADERS)}
+        kept |= {} if submission.lane is None else {"x-watchbill-lane": submission.lane}
         event = {
             "id": id,
             "kind": "response",
             "ts": int(time.time()),
-            "owner": owner,
+            "owner": work.owner,
             "headers": kept,
-            "body": body,
+            "reach": submission.reach.value,
+            "body": {"model": submission.model, **body},
         }
         pieces = [encode(event, EVENT_BYTES_MAX)] if lifted is None else lifted.written(event)
         try:
@@ -177,4 +183,8 @@ def _parked(item: Item) -> Parked | None:
         return None
     said, tokens = event.get("said", ""), event.get("tokens", 0)
     begun = Begun(said, tokens) if isinstance(said, str) and isinstance(tokens, int) else Begun()
-    return Parked(id, owner, cast("dict[str, str]", headers or {}), cast("Fields", body), begun)
+    reach = event.get("reach", Reach.ANYWHERE)  # an earlier version wrote none
+    if reach not in tuple(Reach):
+        return None
+    marks = cast("dict[str, str]", headers or {})
+    return Parked(id, owner, marks, cast("Fields", body), begun, Reach(cast("int", reach)))
