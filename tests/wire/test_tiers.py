@@ -21,7 +21,7 @@ from support.peer import Asked, EnginePeer, Talk, chat_events, peer_listening, s
 from support.running import driving, running
 from watchbill.catalog import Catalog
 from watchbill.config import parse
-from watchbill.engines import scripted_server
+from watchbill.engines import limits, scripted_server
 from watchbill.engines.limits import UPSTREAM_CONNECT_MS
 from watchbill.engines.scripted import check_script
 from watchbill.gateway import relay
@@ -1060,6 +1060,18 @@ price_hour = 3.6
 
         os.kill(int(self.pid_file.read_text()), signal.SIGKILL)
 
+    @contextmanager
+    def out_of_order(self) -> Iterator[None]:
+        """The commands fail meanwhile."""
+        before = self._program.read_text()
+        self._program.write_text(
+            f"import sys\nwith open({str(self.said)!r}, 'a') as said: said.write('out-of-order\\n')\nsys.exit(4)"
+        )
+        try:
+            yield
+        finally:
+            self._program.write_text(before)
+
     def break_down(self) -> None:
         """The machine vanishes, and does not start again."""
         self._program.write_text("import sys; sys.exit(sys.argv[1] == 'start')")
@@ -1090,6 +1102,53 @@ async def test_a_burst_tier_is_started_on_demand_and_stopped_when_idle(
         assert machine.calls == ["start", "stop", "start"]
     assert machine.calls == ["start", "stop", "start", "stop"]
     assert not list((tmp_path / "root" / "run").glob("burst-*"))
+
+
+async def test_a_burst_machine_that_could_not_be_stopped_is_stopped_later(
+    tmp_path: Path, machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SPOOL-09: one stop that failed left it running for good, and its model in quarantine."""
+    monkeypatch.setattr(limits, "BURST_STOP_AGAIN_MS", 1_000)
+    monkeypatch.setattr(limits, "BURST_LOOK_MS", 100)
+    async with opened(tmp_path / "root", machine.tier()) as (client, _):
+        assert (await ask(client, "big")).status == 200
+        with machine.out_of_order():
+            await eventually(lambda: machine.calls[-2:] == ["out-of-order", "out-of-order"])
+            assert (await ask(client, "big")).status == 200, "it is there, and serves"
+        await eventually(lambda: machine.calls[-1] == "stop")
+        await eventually(lambda: not list((tmp_path / "root" / "run").glob("burst-*")))
+
+
+async def test_a_burst_machine_whose_start_outlives_its_daemon_is_stopped(
+    tmp_path: Path, machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SPOOL-09: the next daemon stopped it before it was there, forgot it, and it came up for good."""
+    monkeypatch.setattr(limits, "BURST_STOP_AGAIN_MS", 500)
+    monkeypatch.setattr(limits, "BURST_LOOK_MS", 100)
+    async with opened(tmp_path / "root", machine.tier()) as (client, _):
+        asking = asyncio.create_task(ask(client, "big"))
+        found = await eventually(lambda: list((tmp_path / "root" / "run").glob("burst-*")))
+        record, left = found[0], found[0].read_bytes()
+        assert (await within(30, asking)).status == 200
+    record.write_bytes(left)  # as if the daemon had been killed then
+    async with opened(tmp_path / "root", machine.tier()):
+        await eventually(lambda: machine.calls[-2:] == ["stop", "stop"])
+        process = await asyncio.create_subprocess_shell(
+            machine.command("start")
+        )  # what was still under way ends
+        assert await process.wait() == 0
+        await eventually(lambda: machine.calls[-2:] == ["start", "stop"])
+        await eventually(lambda: not record.exists())
+
+
+async def test_the_output_of_a_start_that_failed_is_kept(tmp_path: Path, machine: Machine) -> None:
+    """SPOOL-09: the stop that follows overwrote it, and the message named a file with other words."""
+    text = machine.tier().replace(machine.command("start"), "sh -c 'echo no quota; exit 3'")
+    async with opened(tmp_path / "root", text) as (client, _):
+        answer = await within(60, ask(client, "big"))
+        assert answer.status == 503
+        path = re.search(r"its output is in (\S+?)\"", answer.body.decode())
+        assert path is not None and "no quota" in Path(path[1]).read_text()
 
 
 async def test_a_burst_machine_is_told_that_work_is_private(tmp_path: Path) -> None:

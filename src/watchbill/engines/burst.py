@@ -5,8 +5,10 @@ answers 200, and is stopped when the last of them has left, which the core decid
 a request runs there. A machine that vanishes (it was preempted) is reported for every model that it served, and is
 started again for the next one; the stop command is run before, because something of it may be left and cost money.
 
-A machine outlives a daemon that is killed. It is written down in `ROOT/run` before its start, and the next daemon has
-it stopped, or takes it over when a model of it is asked for first.
+A machine outlives a daemon that is killed, and so does its start command. It is written down in `ROOT/run` before its
+start, and the next daemon has it stopped, or takes it over when a model of it is asked for first. One that had not
+answered yet may come up after that: it is stopped again and again for a while, until it was seen there and stopped. A
+stop that fails is repeated.
 """
 
 import asyncio
@@ -14,6 +16,7 @@ import logging
 import os
 import shlex
 import threading
+import time
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
@@ -37,6 +40,8 @@ from watchbill.units import format_millis
 __all__ = ["BurstHost"]
 
 _LOG = logging.getLogger("watchbill.engines")
+#: Beside its name in the record of a machine that has not answered since its start. No tier can be called so.
+_STARTING = "(starting)"
 #: Who owns the models of llama.cpp's own server.
 _LLAMA_CPP = "llamacpp"
 
@@ -68,9 +73,12 @@ class BurstHost:
         self._endpoint = replace(endpoint_of(rules.url), key=rules.key)
         self._start, self._stop = rules.start, rules.stop
         self._withheld = withheld
-        self._log = root / "logs" / f"burst-{file_stem(self._name)}.log"
+        self._logs = root / "logs"
         self._record = HeldRecord(root / "run" / f"burst-{file_stem(rules.name)}.json")
-        self._is_started = bool(self._record.read())  # by us, or by a daemon that was killed
+        held = self._record.read()
+        self._is_started = bool(held)  # by us, or by a daemon that was killed
+        self._may_come_until = time.monotonic() + (limits.BURST_STRAY_MS / 1000 if _STARTING in held else 0.0)
+        self._stopped_at = -float("inf")  # when a machine that no model needs was last told to stop
         self._holds: set[ForeignHold] = set()  # models that need the machine
         self._turn = asyncio.Lock()  # one start or stop at a time
         self._upstream = Upstream()
@@ -83,8 +91,8 @@ class BurstHost:
 
     @property
     def is_awaited(self) -> bool:
-        """Whether a machine runs that no model needs."""
-        return self._is_started and not self._holds
+        """Whether a machine may run, whether or not a model needs it: it may not stop when it is told to."""
+        return self._is_started
 
     @property
     def look_ms(self) -> int:
@@ -100,7 +108,8 @@ class BurstHost:
                 await self._run_start(hold)
             hold.progress.text = f"the burst tier {self._name} was started and did not answer yet"
             await warm_up(endpoint, hold.model.health, "http", hold.progress)
-            self._misses = 0
+            self._misses, self._may_come_until = 0, 0.0
+            self._note(is_started=True)
         endpoint = replace(endpoint, continues=await self._continues(endpoint.upstream_model))
         return Warm(endpoint, None, {}, "none", health=hold.model.health)
 
@@ -109,20 +118,19 @@ class BurstHost:
         return Blame.MODEL
 
     async def undo(self, hold: ForeignHold) -> None:
-        """Stops a machine that no other model needs. Raises EngineFailed when it may still run."""
+        """Stops a machine that no other model needs."""
         await self.take_down(hold)
 
     async def take_down(self, hold: ForeignHold) -> None:
-        """Stops the machine with the last of its models. Raises EngineFailed when that fails."""
+        """Stops the machine with the last of its models. One that could not be stopped is stopped again later."""
         async with self._turn:
-            if self._holds - {hold} or not self._is_started:
-                self._holds.discard(hold)
-                return
-            await self._run_stop()
             self._holds.discard(hold)
+            if not self._holds and self._is_started:
+                await self._try_stop()
 
     async def look(self, holds: list[ForeignHold]) -> Mapping[str, Gone]:
-        """Asks the machine for its health. Stops one that no model needs: a killed daemon had started it."""
+        """Asks the machine for its health. Stops one that no model needs: a killed daemon had started it, or it could
+        not be stopped before."""
         if not self._holds:
             await self._stop_unneeded()
             return {}
@@ -146,15 +154,15 @@ class BurstHost:
                 await self._run_stop()
             except EngineFailed as error:
                 raise LoadError(f"{with_reason}: {error}", blame=Blame.HOST) from error
-        self._note(is_started=True)
+        self._note(is_started=True, has_answered=False)
         hold.progress.text = f"the start command of the burst tier {self._name} had not returned"
-        trouble = await self._run(self._start, limits.BURST_START_MS_MAX)
+        trouble = await self._run("start", self._start, limits.BURST_START_MS_MAX)
         if trouble is not None:
             raise LoadError(f"the burst tier {self._name} was not started: {trouble}")
 
     async def _run_stop(self) -> None:
         """Stops the machine. A command that fails because the machine is gone is no failure."""
-        trouble = await self._run(self._stop, limits.BURST_STOP_MS_MAX)
+        trouble = await self._run("stop", self._stop, limits.BURST_STOP_MS_MAX)
         if trouble is not None and not await self._is_gone():
             raise EngineFailed(f"the burst tier {self._name} was not stopped: {trouble}")
         if trouble is not None:
@@ -169,23 +177,24 @@ class BurstHost:
             return failure.refused
         return False
 
-    async def _run(self, command: str, timeout_ms: int) -> str | None:
+    async def _run(self, verb: str, command: str, timeout_ms: int) -> str | None:
         """Runs a command; returns what went wrong, in words.
 
         It runs without a guard: what a start command leaves running is the machine itself."""
         words, given_up = tuple(shlex.split(command)), threading.Event()
+        log = self._logs / f"burst-{file_stem(self._name)}-{verb}.log"
         env = self._withheld.rest_of(os.environ) | {"WATCHBILL_TIER": self._name}
         work = partial(
             run_to_end,
             words,
-            log=self._log,
+            log=log,
             env=env,
             seconds_max=timeout_ms / 1000,
             on_tick=partial(_raise_if_set, given_up),
             tick_s=limits.BURST_TICK_MS / 1000,
         )
         try:
-            self._log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             code = await asyncio.to_thread(work)
         except OSError as error:
             return f"{words[0]}: {error.strerror}"
@@ -194,20 +203,32 @@ class BurstHost:
         if code == 0:
             return None
         ended = f"was not done after {format_millis(timeout_ms)}" if code is None else f"ended with {code}"
-        return f"{words[0]} {ended}; its output is in {self._log}"
+        return f"{words[0]} {ended}; its output is in {log}"
 
     async def _stop_unneeded(self) -> None:
+        if time.monotonic() < self._stopped_at + limits.BURST_STOP_AGAIN_MS / 1000:
+            return
         async with self._turn:
-            if self._is_started and not self._holds:
-                try:
-                    await self._run_stop()
-                except EngineFailed as error:
-                    _LOG.warning("%s", error)
+            if not self._is_started or self._holds:
+                return
+            may_come = time.monotonic() < self._may_come_until and await self._is_gone()
+            await self._try_stop()
+            if may_come:
+                self._note(is_started=True, has_answered=False)
 
-    def _note(self, *, is_started: bool) -> None:
+    async def _try_stop(self) -> None:
+        """Stops the machine. One that could not be stopped stays written down, and the next look tries it again."""
+        self._stopped_at = time.monotonic()
+        try:
+            await self._run_stop()
+        except EngineFailed as error:
+            _LOG.warning("%s; it is tried again in %s", error, format_millis(limits.BURST_STOP_AGAIN_MS))
+
+    def _note(self, *, is_started: bool, has_answered: bool = True) -> None:
         """Writes down that the machine runs, before it does, and that it does not, after."""
         self._is_started = is_started
-        self._record.write([self._name] if is_started else [])
+        states = [] if has_answered else [_STARTING]
+        self._record.write([self._name, *states] if is_started else [])
 
     async def _continues(self, model: str) -> bool:
         """Whether the machine continues an answer that broke off: a Watchbill says so, llama.cpp does."""

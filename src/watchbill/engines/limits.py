@@ -117,3 +117,8 @@ BURST_START_MS_MAX = 1_800_000
 BURST_STOP_MS_MAX = 120_000
 #: A command whose load was given up is killed within this.
 BURST_TICK_MS = 100
+#: A machine that no model needs and that could not be stopped is stopped again after this.
+BURST_STOP_AGAIN_MS = 30_000
+#: So long a machine may still come up whose start was under way when its daemon was killed: as long as a start may
+#: take where the config says nothing.
+BURST_STRAY_MS = 600_000
