@@ -308,6 +308,26 @@ async def test_what_waits_for_a_model_that_became_private_does_not_leave(tmp_pat
             first.cancel()
 
 
+async def test_a_tier_that_only_reservations_fill_is_said_to_open_soon(tmp_path: Path) -> None:
+    """SPOOL-10: it said that it is asked again at the end of the day, and opened when the first answer ended."""
+    gate = asyncio.Event()
+
+    async def patient(asked: Asked, writer: asyncio.StreamWriter) -> None:
+        await gate.wait()
+        await HELLO(asked, writer)
+
+    async with peer_listening(patient) as peer, opened(tmp_path, cloud(peer, daily=0.11)) as (client, driver):
+        first = asyncio.create_task(ask(client, "far"))  # 0.1 of 0.11 is reserved
+        await eventually(lambda: peer.asked)
+        answer = await ask(client, "far")
+        assert (answer.status, answer.code, answer.headers["retry-after"]) == (503, "tier_closed", "5")
+        assert "it is asked again in 5 s" in answer.body.decode()
+        gate.set()
+        assert (await within(20, first)).status == 200
+        assert (await ask(client, "far")).status == 200
+        assert driver.status()["tiers"]["cloud"]["closed"] is False  # type: ignore[index]
+
+
 async def test_an_external_tier_is_off_until_it_is_enabled(tmp_path: Path) -> None:
     async with peer_listening(HELLO) as peer:
         text = cloud(peer).replace("enabled = true\n", "")

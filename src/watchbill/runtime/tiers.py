@@ -93,6 +93,9 @@ class Tiers:
         self._spending = spending
         self._feed, self._note, self._alert, self._count, self._running = feed, note, alert, count, running
         self._lacking: dict[str, float] = {}  # closed tiers -> the amount that did not fit
+        self._pending: dict[
+            str, dict[str, float]
+        ] = {}  # tiers -> what is reserved for requests that have not ended
         self._refused: dict[_Place, tuple[Bar, float]] = {}  # what servers closed -> why, and until when
         self._meters: dict[str, _Meter] = {}  # of burst tiers that run
         self._task: asyncio.Task[None] | None = None
@@ -150,13 +153,16 @@ class Tiers:
             if amount > left >= SPENT_OUT_SHARE * rules.daily:
                 text = f"it may cost {amount:.4g}, and the tier {site} has {left:.4g} of {rules.daily:g} left today"
                 raise TierClosed(
-                    f"{text}; ask for fewer tokens, or raise daily", retry_after_ms=left_of_day_ms()
+                    f"{text}; ask for fewer tokens, or raise daily",
+                    retry_after_ms=self._fits_in_ms(rules, amount),
                 )
             if amount > left:
                 self._close_for_today(rules, amount)
                 return None
         try:
-            return await self._spending.reserve(site, amount)
+            reserved = await self._spending.reserve(site, amount)
+            self._pending.setdefault(site, {})[reserved.id] = amount
+            return reserved
         except OSError as error:
             text = f"what the tier {site} costs cannot be written down: {error.strerror}"
             raise TierClosed(text, retry_after_ms=TIER_BUSY_MS) from error
@@ -203,6 +209,7 @@ class Tiers:
     def settle(self, reserved: Reserved, cost: Cost, model: str, request: str) -> None:
         """Counts what an answer did cost."""
         self._spending.settle(reserved, cost.amount)
+        self._pending.get(reserved.site, {}).pop(reserved.id, None)
         self._count(cost.tier, cost.site, cost.amount)
         self._note(Note(JournalEvent.COST, cost, model, request=request))
         self._review()
@@ -251,12 +258,13 @@ class Tiers:
             return
         self._lacking[rules.name] = amount
         spent = f"{self._spending.spent(rules.name):.4f} of {rules.daily or 0:g}"
+        until, pending = "tomorrow", sum(self._pending.get(rules.name, {}).values())
+        if self._fits_without_pending(rules, amount):
+            spent += f", {pending:.4f} of it reserved for requests that have not ended,"
+            until = "these have ended"
         self._note(Note(JournalEvent.SPENT, f"the tier {rules.name} has cost {spent} today: it is closed"))
-        self._alert(
-            Alert(
-                AlertKind.TIER, f"the tier {rules.name} has cost {spent} today and is closed until tomorrow"
-            )
-        )
+        text = f"the tier {rules.name} has cost {spent} today and is closed until {until}"
+        self._alert(Alert(AlertKind.TIER, text))
         self._tell(_Place(rules.name))
         if self._next_day is not None:
             self._next_day.cancel()
@@ -276,7 +284,9 @@ class Tiers:
             if rules is None or rules.daily is None or self._has_room(rules):
                 del self._lacking[site]
                 self._note(Note(JournalEvent.UNSPENT, f"the tier {site} is open again"))
-                self._tell(_Place(site))
+            self._tell(
+                _Place(site)
+            )  # also of one that stays closed: the requests that it waited for may have ended
         now = time.monotonic()
         for place, (_, until) in list(self._refused.items()):
             if place.site not in self._rules or now >= until:
@@ -285,7 +295,10 @@ class Tiers:
     def _tell(self, place: _Place) -> None:
         """Tells the core whether a tier, or a model of it, takes requests."""
         if not place.model and place.site in self._lacking:
-            self._feed(SiteClosed(place.site, Bar.LIMIT, lasts_ms=left_of_day_ms()))
+            rules = self._rules.get(place.site)
+            amount = self._lacking[place.site]
+            lasts_ms = left_of_day_ms() if rules is None else self._fits_in_ms(rules, amount)
+            self._feed(SiteClosed(place.site, Bar.LIMIT, lasts_ms=lasts_ms))
             return
         bar, until = self._refused.get(place, (None, 0.0))
         left_ms = None if bar is None else max(0, round((until - time.monotonic()) * 1000))
@@ -294,6 +307,17 @@ class Tiers:
     def _has_room(self, rules: TierRules) -> bool:
         spent, daily = self._spending.spent(rules.name), rules.daily or 0.0
         return spent < daily and spent + self._lacking[rules.name] <= daily
+
+    def _fits_without_pending(self, rules: TierRules, amount: float) -> bool:
+        """Whether an amount would fit if the requests that have not ended cost nothing: they mostly cost less than
+        was reserved."""
+        pending = sum(self._pending.get(rules.name, {}).values())
+        left = (rules.daily or 0.0) - self._spending.spent(rules.name) + pending
+        return pending > 0 and left > 0 and amount <= left
+
+    def _fits_in_ms(self, rules: TierRules, amount: float) -> int:
+        """When an amount that does not fit now may be asked for again."""
+        return TIER_BUSY_MS if self._fits_without_pending(rules, amount) else left_of_day_ms()
 
     # ------------------------------------------------------------------ what people see
 
