@@ -150,7 +150,8 @@ def test_a_task_without_network_reaches_no_port(rig: FleetRig, level: Sandbox) -
     if level is Sandbox.LIGHT and landlock.version() < landlock.KNOWS_TCP:
         pytest.skip("this kernel's landlock knows no network")
     with socket.create_server(("127.0.0.1", 0)) as server:
-        command = f'{sys.executable} -c "{CONNECT}" {server.getsockname()[1]}'
+        # Not the environment's: a strict sandbox has a /tmp of its own, and the checkout may lie there.
+        command = f'{os.path.realpath(sys.executable)} -c "{CONNECT}" {server.getsockname()[1]}'
         (rig.root / "permissions.toml").write_text(f'[sandbox]\nlevel = "{level.value}"\n')
         rig.submit("b1", task("reaches", command))
         assert finish(rig) == ["done"]
