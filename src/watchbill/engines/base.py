@@ -77,8 +77,6 @@ class Endpoint:
     @property
     def about(self) -> tuple[str, ...]:
         """The lines of a request's head that every request there has."""
-        if not (self.key or self.lease or self.private):
-            return ()  # nearly always: an engine of this machine
         lines = (
             f"Authorization: Bearer {self.key}" if self.key else "",
             f"X-Watchbill-Lease: {self.lease}" if self.lease else "",

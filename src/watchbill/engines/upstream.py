@@ -395,7 +395,9 @@ def _request(outgoing: Outgoing, *, close: bool) -> bytes | tuple[bytes, ...]:
     endpoint, body, rest = outgoing.endpoint, outgoing.body, outgoing.rest
     path = endpoint.path_prefix + outgoing.path
     address = (endpoint.host, endpoint.port, endpoint.tls)
-    head = _head(address, outgoing.method, path, endpoint.about, close=close)
+    # Nearly always none: an engine of this machine.
+    about = endpoint.about if endpoint.key or endpoint.lease or endpoint.private else ()
+    head = _head(address, outgoing.method, path, about, close=close)
     more = _IS_JSON if body else b""
     if outgoing.headers:
         more = b"" if "Content-Type" in outgoing.headers else more
