@@ -79,9 +79,7 @@ class Created(Event, frozen=True, tag="created"):
     metadata: dict[str, str] | None = None
     output_kept_ms: int | None = None
     lines: int = 0  # as its caller counted them, where it did
-    reach: Reach = (
-        Reach.ANYWHERE
-    )  # how far from this machine its lines may be answered, as its caller marked it
+    reach: Reach = Reach.ANYWHERE  # how far from this machine its lines may be answered
 
 
 class Validated(Event, frozen=True, tag="validated"):

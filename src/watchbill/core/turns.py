@@ -287,10 +287,9 @@ def gives_way(victim: ModelState, turn: Turn, now: int) -> bool:
     """Whether a model whose quantum is over makes room for this turn.
 
     For a hard turn it does, unless it holds a request of the same or a higher class with less patience, or serves its
-    line of the same class first. For a soft turn
-    it does, unless it serves a higher class. Against an equal it may finish: a line that is served within one more
-    quantum would only have to come back, and while one answer takes longer than a quantum the other slots would be idle
-    until it ends.
+    line of the same class first. For a soft turn it does, unless it serves a higher class. Against an equal it may
+    finish: a line that is served within one more quantum would only have to come back, and while one answer takes
+    longer than a quantum the other slots would be idle until it ends.
     """
     mine, its = turn.model.turn_class(), victim.worth_class(now)
     if turn.is_hard:

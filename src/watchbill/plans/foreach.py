@@ -119,20 +119,18 @@ def _strays(looked: _Looked, values: InputValues, findings: Findings) -> bool:
     """Whether a path leads to no file that the coordinator could read; then a finding says so."""
     file, says, hint = looked.place.file, "", "put the file into the plan's folder, or name it below {ROOT}"
     path = PurePosixPath(file)
+    below = _below(values.root, path) if path.is_absolute() else ""
     if not file:
         says, hint = f"the foreach of {shown(looked.task.name)} names no file", "set the input that names it"
     elif "\0" in file:
         says = f"{shown(file)} is no path"
     elif file.startswith(("~", "$")):
         says = f"{shown(file)} in foreach is no path: only a shell knows what it stands for"
-    elif path.is_absolute() and (below := _below(values.root, path)):
+    elif below or (path.is_absolute() and values.root is None):
         if _is_by_input(looked):  # it is stored relative to the shared folder
             return False
-        says, hint = f"{shown(file)} may be elsewhere on other machines", f"write {{ROOT}}/{below}"
-    elif path.is_absolute() and values.root is None:
-        if _is_by_input(looked):
-            return False
         says = f"{shown(file)} may be elsewhere on other machines"
+        hint = f"write {{ROOT}}/{below}" if below else hint
     elif ".." in path.parts or path.is_absolute():
         says = f"{shown(file)} is outside of the shared folder, and the coordinator reads the file of a foreach there"
     if not says:

@@ -93,9 +93,8 @@ class Tiers:
         self._spending = spending
         self._feed, self._note, self._alert, self._count, self._running = feed, note, alert, count, running
         self._lacking: dict[str, float] = {}  # closed tiers -> the amount that did not fit
-        self._pending: dict[
-            str, dict[str, float]
-        ] = {}  # tiers -> what is reserved for requests that have not ended
+        # Tiers -> what is reserved for requests that have not ended.
+        self._pending: dict[str, dict[str, float]] = {}
         self._refused: dict[_Place, tuple[Bar, float]] = {}  # what servers closed -> why, and until when
         self._meters: dict[str, _Meter] = {}  # of burst tiers that run
         self._task: asyncio.Task[None] | None = None
@@ -284,9 +283,8 @@ class Tiers:
             if rules is None or rules.daily is None or self._has_room(rules):
                 del self._lacking[site]
                 self._note(Note(JournalEvent.UNSPENT, f"the tier {site} is open again"))
-            self._tell(
-                _Place(site)
-            )  # also of one that stays closed: the requests that it waited for may have ended
+            # Also of one that stays closed: the requests that it waited for may have ended.
+            self._tell(_Place(site))
         now = time.monotonic()
         for place, (_, until) in list(self._refused.items()):
             if place.site not in self._rules or now >= until:
