@@ -63,9 +63,9 @@ def sampled(daemon: Daemon) -> Iterator[Samples]:
         finally:
             said, _ = sampler.communicate(timeout=20)
     samples.seen = json.loads(said)
-    # It really looked all the time: on loaded cores a look may be late, but not by seconds.
-    assert samples.seen["samples"] > (time.monotonic() - begun) * 5, samples.seen
-    assert samples.seen["pause_s"] < 2, samples.seen
+    # It really looked all the time: on loaded cores a look may be late, and a machine may stand still for a second.
+    assert samples.seen["samples"] > (time.monotonic() - begun) * 2, samples.seen
+    assert samples.seen["pause_s"] < 5, samples.seen
 
 
 def traffic(daemon: Daemon, names: list[str]) -> list[int]:

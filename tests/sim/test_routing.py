@@ -67,6 +67,24 @@ def test_an_idle_burst_site_leaves_and_one_that_answers_does_not(world_of: World
     assert not world.judge.broken
 
 
+@pytest.mark.parametrize(("lasts_ms", "stays"), [(5_000, True), (None, False), (60_000, False)])
+def test_a_burst_site_whose_limit_is_reached_leaves_after_its_answers(
+    world_of: WorldOf, model: ModelOf, lasts_ms: int | None, stays: bool
+) -> None:
+    """SPOOL-09: unless it opens again while the site would be kept: what was reserved may turn out smaller."""
+    far = copy_of("big", "box", Tier.BURST, idle_ms=Millis(10_000))
+    world = routed(world_of(model("big", 99), far))
+    caller = world.arrive("big", 30_000, lane="chat")
+    world.run(25_000)
+    world.feed(m.SiteClosed("box", Bar.LIMIT, lasts_ms=lasts_ms))
+    world.run(26_000)
+    assert world.core.state.models["big@box"].stage is Stage.READY, "never while it answers"
+    world.run(38_000)
+    assert caller.outcome == "answered"
+    assert (world.core.state.models["big@box"].stage is Stage.READY) == stays
+    assert not world.judge.broken
+
+
 def test_a_long_wait_here_is_a_reason_to_go_elsewhere_only_with_the_rule(
     world_of: WorldOf, model: ModelOf
 ) -> None:

@@ -133,11 +133,11 @@ async def test_three_runs_that_time_out_lead_to_the_question_and_the_reset(
     reset without anybody's hand. Seen: 64 of 64 requests failed over ten minutes, counted as cancelled."""
     async with place_of(tmp_path, monkeypatch) as place:
         await place.freeze()
-        # One that never lets go of what was cut is asked after two.
+        # One that never lets go of what was cut is asked earlier: on a busy machine after the first.
         bodies = [(await place.ask(*CALLS[call]))[1] for _ in range(3)]
-        assert sum(b"timeout" in body or b"not well" in body for body in bodies) >= 2, bodies
+        assert b"timeout" in bodies[0] or b"not well" in bodies[0], bodies
         await place.until_reset()
-        # The third may run on the new engine, and on a busy machine its time may be over in the middle of its answer.
+        # The last may run on the new engine, and on a busy machine its time may be over in the middle of its answer.
         assert {"ok", "run_timeout"} <= place.outcomes() <= {"ok", "run_timeout", "stalled"}
         assert (await place.ask(*CALLS["openai"][:2], "patient"))[0] == 200
 
@@ -286,6 +286,7 @@ async def test_an_engine_that_hangs_late_in_its_answers_is_reset_although_it_pas
     async with place_of(tmp_path, monkeypatch, stalling("hang-late-in-stream", 40)) as place:
         place.model.first.learn(100)  # known to answer fast
         assert await ask_until_reset(place, "openai streamed", 12) <= 7
-        assert place.outcomes() == {"stalled"}
+        # On a busy machine a time may be over before the silence is long enough to be one.
+        assert "stalled" in place.outcomes() <= {"stalled", "run_timeout"}
         (alert,) = [each for each in place.driver.status()["alerts"] if each["kind"] == "watchdog"]  # type: ignore[attr-defined]
         assert "stopped in the middle" in alert["text"]

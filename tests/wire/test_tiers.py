@@ -1284,6 +1284,48 @@ async def test_the_next_daemon_stops_the_machine_of_one_that_was_killed(
         await eventually(lambda: not record.exists())
 
 
+async def test_the_machine_of_a_tier_that_was_taken_out_of_the_config_meanwhile_is_stopped(
+    tmp_path: Path, machine: Machine
+) -> None:
+    """SPOOL-09: its record lay there unread, and the machine ran on without a word."""
+    text, root = machine.tier().replace('idle = "1s"', 'idle = "10m"'), tmp_path / "root"
+    async with opened(root, text) as (client, _):
+        assert (await ask(client, "big")).status == 200
+        (record,) = (root / "run").glob("burst-*")
+        kept = record.read_bytes()
+    machine.said.unlink()
+    record.write_bytes(kept)  # as kill -9 leaves it
+    async with driving(root, catalog(SMALL_MODEL)):
+        await eventually(lambda: machine.calls == ["stop"])
+        await eventually(lambda: not record.exists())
+
+
+async def test_a_start_that_takes_too_long_leaves_nothing_running(tmp_path: Path, machine: Machine) -> None:
+    """SPOOL-09: the script was killed, and the program that it waited for ran on."""
+    pid_file = tmp_path / "pid"
+    script = tmp_path / "start.sh"
+    script.write_text(f"#!/bin/sh\nsleep 600 &\necho $! > {pid_file}\nwait\n")
+    text = machine.tier('start_timeout = "1s"').replace(machine.command("start"), f"sh {script}")
+    async with opened(tmp_path / "root", text) as (client, _):
+        assert (await within(30, ask(client, "big"))).status == 503
+        child = Path("/proc") / pid_file.read_text().strip()
+        await eventually(lambda: not child.exists())
+
+
+async def test_a_burst_tier_whose_limit_is_reached_is_stopped_with_its_last_answer(
+    tmp_path: Path, machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SPOOL-09: it ran on for its idle time, which costs money, and served nobody."""
+    monkeypatch.setattr("watchbill.runtime.tiers.TIER_CHARGE_MS", 50)
+    text = machine.tier("daily = 0.0005").replace('idle = "1s"', 'idle = "10m"')
+    async with opened(tmp_path / "root", text) as (client, driver):
+        assert (await ask(client, "big")).status == 200
+        await eventually(lambda: machine.calls == ["start", "stop"])
+        assert told_of(driver, "box")["closed"]
+        lines = (tmp_path / "root" / "events.jsonl").read_text()
+        assert "the daily limit of its tier is reached" in lines
+
+
 async def test_the_time_that_a_burst_tier_runs_is_charged(
     tmp_path: Path, machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:

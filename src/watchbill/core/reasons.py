@@ -339,6 +339,7 @@ class Occasion(Enum):
     SLEEP_DUE = "sleep_due"
     LOAD_TOO_LONG = "load_too_long"
     NOT_NEEDED = "not_needed"
+    SPENT_OUT = "spent_out"
 
 
 _OCCASIONS = {
@@ -349,6 +350,7 @@ _OCCASIONS = {
     Occasion.SLEEP_DUE: "idle; it is put to sleep",
     Occasion.LOAD_TOO_LONG: "its load took too long",
     Occasion.NOT_NEEDED: "no request waits for it any more, or the memory is gone",
+    Occasion.SPENT_OUT: "idle, and the daily limit of its tier is reached",
 }
 
 

@@ -66,6 +66,7 @@ from watchbill.core.reasons import (
     Swapped,
 )
 from watchbill.core.resources import shortage
+from watchbill.core.routing import is_spent_out
 from watchbill.core.running import Running
 from watchbill.core.stages import HOLDING, MOVING, Stage
 from watchbill.core.state import State
@@ -686,9 +687,12 @@ class Residency:
                 continue
             if not model.is_idle or not self._state.is_leaving_when_idle(model):
                 continue
-            if now >= model.last_used + model.idle_ms:
+            leaves_at = model.last_used + model.idle_ms
+            if now >= leaves_at:
                 idle = Idle(model.idle_ms, as_asked=model.keep_alive_ms is not None)
                 self.close(model, idle, now, cause=Cause.IDLE)
+            elif is_spent_out(self._state, model, leaves_at):
+                self.close(model, Occurred(Occasion.SPENT_OUT), now, cause=Cause.IDLE)
 
     @staticmethod
     def _is_sleepy(model: ModelState, now: int) -> bool:

@@ -14,7 +14,7 @@ from watchbill.core.model_state import ModelState
 from watchbill.core.reasons import Bar
 from watchbill.core.state import Closing, State
 
-__all__ = ["Bar", "bar_of", "bar_text", "closing_of", "in_order"]
+__all__ = ["Bar", "bar_of", "bar_text", "closing_of", "in_order", "is_spent_out"]
 
 
 _TEXTS = {
@@ -61,6 +61,14 @@ def closing_of(state: State, model: ModelState) -> Closing | None:
     if site is None or not closed:
         return None
     return closed.get((site, "")) or closed.get((site, model.name))
+
+
+def is_spent_out(state: State, model: ModelState, until: int) -> bool:
+    """SPOOL-09: whether the daily limit of a model's site keeps requests away until then: its time costs money."""
+    closing = closing_of(state, model)
+    return (
+        closing is not None and closing.bar is Bar.LIMIT and (closing.until is None or closing.until >= until)
+    )
 
 
 def bar_text(bar: Bar, site: str) -> str:

@@ -8,7 +8,8 @@ started again for the next one; the stop command is run before, because somethin
 A machine outlives a daemon that is killed, and so does its start command. It is written down in `ROOT/run` before its
 start, and the next daemon has it stopped, or takes it over when a model of it is asked for first. One that had not
 answered yet may come up after that: it is stopped again and again for a while, until it was seen there and stopped. A
-stop that fails is repeated.
+stop that fails is repeated. The commands are written down with it, so that a tier which was taken out of the config
+meanwhile is stopped as well.
 """
 
 import asyncio
@@ -28,7 +29,7 @@ from watchbill.catalog import EngineRules
 from watchbill.core.messages import Blame
 from watchbill.engines import limits
 from watchbill.engines.base import Capabilities, HostState, LoadError, Warm, endpoint_of
-from watchbill.engines.foreign import ForeignHold, Gone, HeldRecord
+from watchbill.engines.foreign import ForeignHold, Gone, RunFile
 from watchbill.engines.readiness import check_health, warm_up
 from watchbill.engines.upstream import FailureKind, Outgoing, Upstream, UpstreamFailed
 from watchbill.errors import ConfigError, EngineFailed
@@ -37,13 +38,23 @@ from watchbill.processes import Withheld
 from watchbill.processes.command import run_to_end
 from watchbill.units import format_millis
 
-__all__ = ["BurstHost"]
+__all__ = ["BurstHost", "left_behind"]
 
 _LOG = logging.getLogger("watchbill.engines")
-#: Beside its name in the record of a machine that has not answered since its start. No tier can be called so.
-_STARTING = "(starting)"
+#: The files of machines in `ROOT/run` begin so.
+_PREFIX = "burst-"
 #: Who owns the models of llama.cpp's own server.
 _LLAMA_CPP = "llamacpp"
+
+
+class _Started(msgspec.Struct, frozen=True):
+    """A machine as it is written down: enough to stop it when its tier is no longer in the config."""
+
+    engine: str
+    url: str
+    start: str
+    stop: str
+    has_answered: bool = True  # since its start
 
 
 class _Served(msgspec.Struct):
@@ -72,12 +83,14 @@ class BurstHost:
         self._name = rules.name.removeprefix("@")
         self._endpoint = replace(endpoint_of(rules.url), key=rules.key)
         self._start, self._stop = rules.start, rules.stop
+        self._started = _Started(rules.name, rules.url, rules.start, rules.stop)
         self._withheld = withheld
         self._logs = root / "logs"
-        self._record = HeldRecord(root / "run" / f"burst-{file_stem(rules.name)}.json")
+        self._record = RunFile(root / "run" / f"{_PREFIX}{file_stem(rules.name)}.json", _Started)
         held = self._record.read()
-        self._is_started = bool(held)  # by us, or by a daemon that was killed
-        self._may_come_until = time.monotonic() + (limits.BURST_STRAY_MS / 1000 if _STARTING in held else 0.0)
+        self._is_started = held is not None  # by us, or by a daemon that was killed
+        is_coming = held is not None and not held.has_answered
+        self._may_come_until = time.monotonic() + (limits.BURST_STRAY_MS / 1000 if is_coming else 0.0)
         self._stopped_at = -float("inf")  # when a machine that no model needs was last told to stop
         self._holds: set[ForeignHold] = set()  # models that need the machine
         self._turn = asyncio.Lock()  # one start or stop at a time
@@ -227,8 +240,8 @@ class BurstHost:
     def _note(self, *, is_started: bool, has_answered: bool = True) -> None:
         """Writes down that the machine runs, before it does, and that it does not, after."""
         self._is_started = is_started
-        states = [] if has_answered else [_STARTING]
-        self._record.write([self._name, *states] if is_started else [])
+        started = msgspec.structs.replace(self._started, has_answered=has_answered)
+        self._record.write(started if is_started else None)
 
     async def _continues(self, model: str) -> bool:
         """Whether the machine continues an answer that broke off: a Watchbill says so, llama.cpp does."""
@@ -256,6 +269,15 @@ class BurstHost:
             is_certain = failure.kind is FailureKind.CONNECT
         self._misses += 1
         return not is_certain and self._misses < limits.FOREIGN_MISSES_MAX
+
+
+def left_behind(root: Path) -> list[EngineRules]:
+    """The engines of the machines that a former daemon had started and not stopped."""
+    files = sorted((root / "run").glob(f"{_PREFIX}*.json"))
+    found = [started for path in files if (started := RunFile(path, _Started).read()) is not None]
+    return [
+        EngineRules(each.engine, "burst", url=each.url, start=each.start, stop=each.stop) for each in found
+    ]
 
 
 def _raise_if_set(given_up: threading.Event) -> None:

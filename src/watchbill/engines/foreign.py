@@ -16,7 +16,7 @@ import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 
 import msgspec
 
@@ -29,7 +29,9 @@ from watchbill.engines.readiness import Progress
 from watchbill.errors import EngineFailed
 from watchbill.files.atomic import open_regular, replace_file
 
-__all__ = ["ForeignEngine", "ForeignHold", "ForeignHost", "Gone", "HeldRecord"]
+__all__ = ["ForeignEngine", "ForeignHold", "ForeignHost", "Gone", "HeldRecord", "RunFile"]
+
+T = TypeVar("T")
 
 
 class ForeignHold(Hold):
@@ -229,29 +231,43 @@ class ForeignEngine(Lifecycle[ForeignHold]):
             self._on_host(state)
 
 
-class HeldRecord:
-    """One small file with the names by which another program knows our models."""
+class RunFile(Generic[T]):
+    """One small file in `ROOT/run` about something that outlives a daemon that is killed."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, path: Path, kind: type[T]) -> None:
+        self._path, self._kind = path, kind
 
-    def read(self) -> list[str]:
-        """The names; none where nothing is held."""
+    def read(self) -> T | None:
+        """What was written last; None where there is no file."""
         try:
             descriptor = open_regular(self._path)
         except FileNotFoundError:
-            return []
+            return None
         with os.fdopen(descriptor, "rb") as file:
             try:
-                return msgspec.json.decode(file.read(limits.HELD_RECORD_BYTES_MAX), type=list[str])
+                return msgspec.json.decode(file.read(limits.RUN_FILE_BYTES_MAX), type=self._kind)
             except msgspec.DecodeError:
-                return []  # torn by a power cut, which ended the other program as well
+                return None  # torn by a power cut, which ended the other program as well
 
-    def write(self, names: Iterable[str]) -> None:
-        """Replaces the names; there is no file where there are none."""
-        held = sorted(set(names))
-        if not held:
+    def write(self, what: T | None) -> None:
+        """Replaces the file; None removes it."""
+        if what is None:
             self._path.unlink(missing_ok=True)
             return
         self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        replace_file(self._path, msgspec.json.encode(held), sync=False)
+        replace_file(self._path, msgspec.json.encode(what), sync=False)
+
+
+class HeldRecord:
+    """The names by which another program knows our models."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = RunFile(path, list[str])
+
+    def read(self) -> list[str]:
+        """The names; none where nothing is held."""
+        return self._file.read() or []
+
+    def write(self, names: Iterable[str]) -> None:
+        """Replaces the names; there is no file where there are none."""
+        self._file.write(sorted(set(names)) or None)

@@ -100,8 +100,8 @@ OLLAMA_UNLOAD_AGAIN_MS = 1_000
 OLLAMA_HELD_MS_MIN = 86_400_000
 #: The list of a few hundred models with their details.
 OLLAMA_ANSWER_BYTES_MAX = 8 * 2**20
-#: The names of the models that we hold in another program, for the next start after a crash.
-HELD_RECORD_BYTES_MAX = 256 * 2**10
+#: What a daemon writes down for the next one: the names of the models that we hold in another program.
+RUN_FILE_BYTES_MAX = 256 * 2**10
 #: A unit's health is checked this often while it is warm.
 UNIT_LOOK_MS = 3_000
 

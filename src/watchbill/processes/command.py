@@ -1,9 +1,12 @@
 """A command that is run to its end while the caller waits: `pip download` of `pull`.
 
-For the command line and the daemon's start, where nothing else happens meanwhile. The process never outlives the
-call: when the bound passes, or the caller is interrupted, it is killed. Engines go through the Keeper.
+For the command line and the daemon's start, where nothing else happens meanwhile, and in threads. The process never
+outlives the call: when the bound passes, or the caller is interrupted, it is killed with what it has started. What a
+command leaves behind when it ends by itself is left alone. Engines go through the Keeper.
 """
 
+import os
+import signal
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -28,7 +31,12 @@ def run_to_end(
     deadline = time.monotonic() + seconds_max
     with open(log, "wb") as output:
         process = subprocess.Popen(
-            argv, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=dict(env)
+            argv,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            env=dict(env),
+            start_new_session=True,  # a group of its own, which can be killed as a whole
         )
     try:
         while time.monotonic() < deadline:
@@ -38,5 +46,6 @@ def run_to_end(
                 on_tick()
         return None
     finally:
-        process.kill()
-        process.wait()
+        if process.returncode is None:  # not waited for, so the group has its number still
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()

@@ -8,7 +8,7 @@ warm is reported at once, because its process may die right after, and the death
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Mapping
 from dataclasses import asdict, replace
 from functools import partial
 
@@ -66,7 +66,8 @@ class Engines:
         self._make, self._feed, self._look = make, feed, look
         self._engines: dict[str, Engine] = {}
         self._rules: dict[str, EngineRules] = {}  # the rules that each engine was made from
-        self._retired: list[Engine] = []  # replaced by a config change, with models that still run
+        # Replaced by a config change, with models that still run; or of a former config.
+        self._retired: list[Engine] = []
         self._hosts: dict[str, Engine] = {}  # model -> the engine that holds it, also after a config change
         self._loads: dict[str, asyncio.Task[None]] = {}
         self._stops: set[asyncio.Task[None]] = set()
@@ -105,6 +106,15 @@ class Engines:
             self.warm.pop(name, None)
         self._routed = set(routes)
         self.warm.update(routes)
+
+    def take_back(self, left: Iterable[EngineRules]) -> None:
+        """Has the machines stopped that a former daemon left running, and whose tiers are not in the config any
+        more. The others are stopped by their own engines."""
+        for rules in left:
+            if rules.name not in self._engines:
+                tier = rules.name.removeprefix("@")
+                _LOG.warning("the tier %s is not in the config any more: its machine is stopped", tier)
+                self._retired.append(self._make_one(rules))
 
     def _make_one(self, rules: EngineRules) -> Engine:
         return self._make(rules, self._on_death, partial(self._on_host, rules))
