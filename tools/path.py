@@ -38,8 +38,8 @@ from support.running import running
 PACKAGE = f"{Path(watchbill.__file__).parent}/"
 CHAT_FILES_MAX = 20
 CHAT_CHANGES_MAX = 50
-#: How often each is traced.
-CHATS = 20
+#: How often each is traced. On a busy machine most answers come in more pieces.
+CHATS = 100
 LOADS = 3
 EVENTS = 5
 SOCKET_S = 30.0
