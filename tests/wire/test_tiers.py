@@ -1268,10 +1268,12 @@ async def test_a_request_is_served_elsewhere_when_the_burst_tier_does_not_start(
             assert "false ended with 1" in told["reason"]
 
 
+@pytest.mark.parametrize("is_taken_out", [False, True], ids=["same config", "tier taken out"])
 async def test_the_next_daemon_stops_the_machine_of_one_that_was_killed(
-    tmp_path: Path, machine: Machine
+    tmp_path: Path, machine: Machine, is_taken_out: bool
 ) -> None:
-    """SPOOL-09: a machine that nobody knows of would cost money without end."""
+    """SPOOL-09: a machine that nobody knows of would cost money without end, also one whose tier was taken out of the
+    config meanwhile: its record lay there unread."""
     text, root = machine.tier().replace('idle = "1s"', 'idle = "10m"'), tmp_path / "root"
     async with opened(root, text) as (client, _):
         assert (await ask(client, "big")).status == 200
@@ -1279,23 +1281,7 @@ async def test_the_next_daemon_stops_the_machine_of_one_that_was_killed(
         kept = record.read_bytes()
     machine.said.unlink()
     record.write_bytes(kept)  # as kill -9 leaves it
-    async with driving(root, catalog(text)):
-        await eventually(lambda: machine.calls == ["stop"])
-        await eventually(lambda: not record.exists())
-
-
-async def test_the_machine_of_a_tier_that_was_taken_out_of_the_config_meanwhile_is_stopped(
-    tmp_path: Path, machine: Machine
-) -> None:
-    """SPOOL-09: its record lay there unread, and the machine ran on without a word."""
-    text, root = machine.tier().replace('idle = "1s"', 'idle = "10m"'), tmp_path / "root"
-    async with opened(root, text) as (client, _):
-        assert (await ask(client, "big")).status == 200
-        (record,) = (root / "run").glob("burst-*")
-        kept = record.read_bytes()
-    machine.said.unlink()
-    record.write_bytes(kept)  # as kill -9 leaves it
-    async with driving(root, catalog(SMALL_MODEL)):
+    async with driving(root, catalog(SMALL_MODEL if is_taken_out else text)):
         await eventually(lambda: machine.calls == ["stop"])
         await eventually(lambda: not record.exists())
 
