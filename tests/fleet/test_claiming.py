@@ -3,7 +3,7 @@
 import pytest
 
 from watchbill.fleet.folder.slips import Headline, slip_name
-from watchbill.fleet.matching.claiming import Health, Refusal, Standing, choose, may_claim, needs_heat
+from watchbill.fleet.matching.claiming import Health, Refusal, Standing, choose, is_for, may_claim, needs_heat
 from watchbill.plans.task import TaskClass
 
 CPU, SCRIPT, LLM, META = TaskClass.CPU, TaskClass.SCRIPT, TaskClass.LLM, TaskClass.META
@@ -77,7 +77,11 @@ def test_a_slip_is_claimed_or_there_is_a_reason(
     name: str, changes: dict[str, object], refusal: Refusal | None
 ) -> None:
     """FLEET-02."""
-    assert may_claim(name, agent(**changes)) is refusal
+    standing = agent(**changes)
+    assert may_claim(name, standing) is refusal
+    # An agent is not woken by what it could never claim, and by everything else.
+    never = (Refusal.NOT_A_SLIP, Refusal.ADDRESSED_ELSEWHERE, Refusal.NOT_ADDRESSED)
+    assert is_for(name, standing.agent, only_addressed=standing.only_addressed) is (refusal not in never)
 
 
 def test_the_queue_is_taken_in_its_order_as_far_as_there_is_room() -> None:

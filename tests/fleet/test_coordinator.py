@@ -127,6 +127,32 @@ def test_a_fan_out_is_frozen_and_survives_a_new_coordinator(rig: Rig) -> None:
     assert len(os.listdir(rig.root / "tasks/complete/2026-01-01")) == 4
 
 
+def test_the_next_task_is_offered_before_the_last_slip_is_put_away(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """FLEET-02: an agent waits for the offer, and nobody for the folder of complete tasks. A slip that failed leaves
+    the board first: two of one task are never offered together."""
+    rig.submit("b1", "p", "### a\n- **command**: `true`\n### b\n- **command**: `true`\n- **depends_on**: a\n")
+    rig.brain.turn(0)
+    [(name, _)] = rig.claim()
+    seen: list[tuple[str, list[str]]] = []
+    real = Board.put_away
+
+    def put_away(board: Board, slip: str, folder: str, *, holder: str = "") -> bool:
+        seen.append((slip, rig.board.offered()))
+        return real(board, slip, folder, holder=holder)
+
+    monkeypatch.setattr(Board, "put_away", put_away)
+    rig.report(name)
+    rig.brain.turn(1)
+    [(after, slip)] = rig.claim()
+    assert slip.task == "b" and seen == [(name, [after])]
+    rig.report(after, End.LOST)
+    rig.brain.turn(2)
+    assert seen[1:] == [(after, [])]
+    assert len(rig.board.offered()) == 1
+
+
 def test_an_answer_that_nobody_could_evaluate_is_accepted_and_said_to_have_no_score(rig: Rig) -> None:
     """FLEET-08: in the journal, in the summary and in what `plan status` reads."""
     rig.submit("b1", "p", "### a\n- **prompt**: Go.\n- **evaluate**: short\n")

@@ -1,6 +1,9 @@
 """The two cycles of an agent, and that it does not wait for them where it can hear the folder."""
 
+import asyncio
 import time
+from collections import deque
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,9 +11,13 @@ import pytest
 from support.eventually import eventually
 from support.fleet_rig import FleetRig, quicken, running_agent
 from watchbill.fleet import limits
+from watchbill.fleet.agent.desk import Desk, Round
 from watchbill.fleet.agent.loop import AgentOptions
+from watchbill.fleet.agent.work import Finished, Setting
+from watchbill.fleet.folder import places
 from watchbill.fleet.folder.heartbeat import read_heartbeat
 from watchbill.fleet.folder.signals import Order, pending, send
+from watchbill.fleet.matching.claiming import Standing
 
 HOUR_MS = 3_600_000
 NEVER = ("AGENT_INTERNAL_MS", "AGENT_EXTERNAL_MS", "AGENT_POLL_BUSY_MS", "AGENT_POLL_IDLE_MS")
@@ -50,6 +57,35 @@ async def test_work_and_signals_are_heard_at_once_between_two_cycles(
         assert [result["why"] for result in rig.results("cpu-1")] == ["done", "done"]
         send(rig.disk, "cpu-1", Order.HOLD)
         await eventually(lambda: not pending(rig.disk, "cpu-1"))
+
+
+async def test_the_coordinators_agent_is_woken_by_its_own_slips_alone(
+    rig: FleetRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """FLEET-03: it looked at the queue for each task of the others, in the moment in which these wanted to start."""
+    for name in NEVER:
+        monkeypatch.setattr(limits, name, HOUR_MS)
+    rounds: list[Standing | None] = []
+    real = Desk.round
+
+    def counted(
+        desk: Desk, setting: Setting, finished: deque[Finished], standing: Standing | None, now: int
+    ) -> Round:
+        rounds.append(standing)
+        return real(desk, setting, finished, standing, now)
+
+    monkeypatch.setattr(Desk, "round", counted)
+    async with running_agent(replace(options(rig), name=places.BRAIN)):
+        await eventually(lambda: len(rounds) == 1)
+        for number in range(10):
+            rig.submit(f"b{number}", "### t\n- **command**: `true`\n", plan=f"p{number}")
+            rig.turn()
+            await asyncio.sleep(0.01)
+        rig.submit("own", "### t\n- **command**: `true`\n- **executor**: brain\n")
+        rig.turn()
+        await eventually(lambda: len(rig.results(places.BRAIN)) == 1)
+    assert len(rig.disk.names(places.QUEUE)) == 10
+    assert len(rounds) <= 4  # the first, a claim, a report, and perhaps one at the end
 
 
 async def test_an_idle_agent_beats_with_its_external_cycle_only(

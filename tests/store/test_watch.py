@@ -57,18 +57,20 @@ def test_a_folder_that_vanishes_is_forgotten(tmp_path: Path) -> None:
 
 
 def test_a_reader_is_told_in_which_folders_something_arrived(tmp_path: Path) -> None:
-    """FLEET-03: an agent looks at its processes for a signal, and not for each slip in the queue."""
+    """FLEET-03: an agent looks at its processes for a signal, and not for each slip; for one that is for another it
+    does not even look at the queue."""
     for name in ("queue", "signals"):
         (tmp_path / name).mkdir()
     watch = Watch(tmp_path)
     if watch.is_blind:
         pytest.skip("needs inotify")
     watch.follow(("queue", "signals"))
-    assert watch.arrivals() == set()
-    (tmp_path / "queue" / "a").touch()
-    assert watch.arrivals() == {"queue"}
+    assert watch.arrivals() == {}
+    for name in ("a", "an umlaut ü"):
+        (tmp_path / "queue" / name).touch()
+    assert watch.arrivals() == {"queue": {"a", "an umlaut ü"}}
     (tmp_path / "signals" / "a").touch()
     (tmp_path / "b").touch()
-    assert watch.arrivals() == {"signals", ""}
+    assert watch.arrivals() == {"signals": {"a"}, "": {"b"}}
     watch.close()
-    assert Watch(tmp_path, inotify=False).arrivals() == set()
+    assert Watch(tmp_path, inotify=False).arrivals() == {}

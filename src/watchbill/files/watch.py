@@ -81,9 +81,12 @@ class Watch:
             self._drain(fd)
         return bool(ready)
 
-    def arrivals(self) -> set[str]:
-        """The folders in which something may have arrived since the last time, without waiting; "" is the main one."""
-        return self._drain(self._fd) if self._fd >= 0 else set()
+    def arrivals(self) -> dict[str, set[str]]:
+        """The folders in which something may have arrived since the last time, without waiting; "" is the main one.
+
+        With the names of what arrived; a folder without any may have anything.
+        """
+        return self._drain(self._fd) if self._fd >= 0 else {}
 
     def wake(self) -> None:
         """End a `wait` in another thread."""
@@ -113,9 +116,9 @@ class Watch:
         self._names.add(name)
         return True
 
-    def _drain(self, fd: int) -> set[str]:
-        """Take what a descriptor has to say; returns the folders of inotify's events."""
-        found: set[str] = set()
+    def _drain(self, fd: int) -> dict[str, set[str]]:
+        """Take what a descriptor has to say; returns the folders of inotify's events, and the names in them."""
+        found: dict[str, set[str]] = {}
         try:
             data = os.read(fd, _READ_BYTES)
         except BlockingIOError:
@@ -125,10 +128,11 @@ class Watch:
         offset = 0
         while offset + _EVENT.size <= len(data):
             number, mask, _, length = _EVENT.unpack_from(data, offset)
+            name = data[offset + _EVENT.size : offset + _EVENT.size + length].rstrip(b"\0")
             offset += _EVENT.size + length
             if mask & _IN_OVERFLOW:
-                return set(self._names)
-            found.add(self._watched.get(number, ""))
+                return {folder: set() for folder in self._names}
+            found.setdefault(self._watched.get(number, ""), set()).add(os.fsdecode(name))
             if mask & _IN_IGNORED:  # the folder is gone
                 self._names.discard(self._watched.pop(number, ""))
         return found

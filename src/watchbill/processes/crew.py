@@ -249,11 +249,11 @@ class Crew:
             return  # its trees are being ended already
         if not self._unsent:
             # At the end of this turn of the loop: orders that come together cost one write and wake the guard once.
-            asyncio.get_running_loop().call_soon(self._flush)
+            asyncio.get_running_loop().call_soon(self.flush)
         self._unsent += json.dumps(order).encode() + b"\n"
 
-    def _flush(self) -> None:
-        """Writes as much as the guard takes; the rest follows when it takes more."""
+    def flush(self) -> None:
+        """Sends the orders that were given, before the turn of the loop ends: as much as the guard takes at once."""
         if self._control < 0:
             return  # closed in the meantime
         try:
@@ -261,7 +261,7 @@ class Crew:
                 self._unsent = self._unsent[os.write(self._control, self._unsent) :]
         except BlockingIOError:
             self._is_full = True
-            asyncio.get_running_loop().add_writer(self._control, self._flush)
+            asyncio.get_running_loop().add_writer(self._control, self.flush)
             return
         except BrokenPipeError:  # its pidfd reports that
             self._unsent = b""

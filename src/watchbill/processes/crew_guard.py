@@ -44,6 +44,8 @@ else:  # a program of its own: nothing of Watchbill but the files beside this on
 TASK_MARK = b"WATCHBILL_CREW_TASK"
 #: Bytes of orders that are read at once.
 ORDERS_BYTES = 64 * 2**10
+#: Bytes of the list of children that are read at once.
+CHILDREN_BYTES = 64 * 2**10
 #: How much of each output a running task shows.
 SO_FAR_BYTES = 4_096
 #: How often tasks with limits are looked at.
@@ -105,6 +107,7 @@ class CrewGuard:
         self.limits_at = 0.0  # when to look again at tasks with limits
         self.environment = dict(os.environb)
         self.own_pid = os.getpid()
+        self.listed = open_children(self.own_pid)
         self.poll = select.poll()
         self.wake = os.pipe()
 
@@ -362,11 +365,12 @@ class CrewGuard:
 
     def children(self) -> list[int]:
         """Our children, those included that were left to us by others."""
-        try:
-            with open(f"/proc/self/task/{self.own_pid}/children", "rb") as file:
-                return [int(word) for word in file.read().split()]
-        except FileNotFoundError:  # this kernel was built without it
+        if self.listed < 0:
             return [pid for pid, row in process_table.processes().items() if row.parent == self.own_pid]
+        words = b""
+        while part := os.pread(self.listed, CHILDREN_BYTES, len(words)):
+            words += part
+        return [int(word) for word in words.split()]
 
     def tree_of(self, task: Task) -> list[int]:
         """Every living process of a task, parents first."""
@@ -480,6 +484,14 @@ class CrewGuard:
             self.unsaid = b""
         with contextlib.suppress(KeyError):  # only polled while something is unsent
             self.poll.unregister(self.status)
+
+
+def open_children(pid: int) -> int:
+    """The kernel's list of a process's children, which is read in each turn; -1 where the kernel was built without."""
+    try:
+        return os.open(f"/proc/self/task/{pid}/children", os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return -1
 
 
 def has_limits(task: Task) -> bool:

@@ -27,6 +27,7 @@ from watchbill.fleet.agent.work import (
     attempt_folder,
     is_there,
     passing_folder,
+    paths_of,
     result_path,
 )
 from watchbill.fleet.folder import places
@@ -127,8 +128,8 @@ def _exited(finished: Finished, setting: Setting) -> tuple[End, str]:
         end, note = End.FAILED, f"it was killed by signal {-(code or 0)}"
     else:
         end, note = end_of(code), ""
-    if end is End.DONE:
-        folder = setting.root / "plans" / prepared.slip.plan
+    if end is End.DONE and prepared.produces:
+        folder, _ = paths_of(setting.root, prepared.slip.plan, prepared.slip.batch)
         missing = next((each for each in prepared.produces if not is_there(each, folder)), None)
         if missing is not None:
             end, note = End.MISSING_OUTPUT, f"it did not produce {missing}"

@@ -12,7 +12,6 @@ stopped for 60 s has no tasks any more: the guard ends them by itself, and 30 s 
 """
 
 import asyncio
-import contextlib
 import logging
 import os
 import time
@@ -43,7 +42,7 @@ from watchbill.fleet.folder.heartbeat import Heartbeat, Pulse
 from watchbill.fleet.folder.results import End, Result
 from watchbill.fleet.folder.signals import Order, Signal
 from watchbill.fleet.logs import Part
-from watchbill.fleet.matching.claiming import Health, Standing
+from watchbill.fleet.matching.claiming import Health, Standing, is_for
 from watchbill.plans.task import Sandbox, TaskClass
 from watchbill.processes import limits as processes_limits
 from watchbill.processes.crew import Cause, Crew, CrewEvent, Ended, LeaseHeard, Measured, Started, Stuck
@@ -69,6 +68,11 @@ class AgentOptions:
     key: str = ""  # for the host daemon
     ground: Ground | None = None  # where the shared folder is not at `root`
     secrets: frozenset[str] = frozenset()  # variables of our environment that no task gets
+
+    @property
+    def only_addressed(self) -> bool:
+        """Whether it takes only what is addressed to it: that of the coordinator does."""
+        return self.name == places.BRAIN
 
     @property
     def told_root(self) -> str:
@@ -210,11 +214,19 @@ class Agent:
             asyncio.get_running_loop().add_reader(watch.fileno(), self._on_arrival)
 
     def _on_arrival(self) -> None:
-        arrived = self._watch.arrivals() if self._watch is not None else set[str]()
-        self._work.set()
-        self._may_have_more |= places.QUEUE in arrived
+        if self._watch is None:
+            return
+        arrived = self._watch.arrivals()
+        slips = arrived.get(places.QUEUE)
+        # The coordinator's own agent would else look at the queue for every task of others.
+        if slips is not None and (not slips or any(map(self._is_for_us, slips))):
+            self._may_have_more = True
+            self._work.set()
         if places.SIGNALS in arrived:  # a care cycle looks at every process: not for each slip in the queue
             self._care.set()
+
+    def _is_for_us(self, slip: str) -> bool:
+        return is_for(slip, self._options.name, only_addressed=self._options.only_addressed)
 
     def _stop_listening(self) -> None:
         if self._watch is not None:
@@ -227,9 +239,11 @@ class Agent:
     async def _pause(event: asyncio.Event, millis: int) -> None:
         """Waits for an event, at most this long, and takes it."""
         # Not wait_for: until Python 3.12 it swallows a cancellation that meets the event, and the cycle went on.
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(millis / 1000):
-                await event.wait()
+        alarm = asyncio.get_running_loop().call_later(millis / 1000, event.set)
+        try:
+            await event.wait()
+        finally:
+            alarm.cancel()
         event.clear()
 
     # ------------------------------------------------------------ the work cycle
@@ -313,12 +327,13 @@ class Agent:
             self._count(result)
         if self._room.is_suspect:
             await self._look_for_room()
+        for prepared in done.prepared:
+            await self._start(desk, prepared)
+        self._crew.flush()  # first: the tasks start while the rest is written down here
         if done.reported:
             _LOG.info("reported %s", " ".join(result.name for result in done.reported))
         if done.prepared:
             _LOG.info("claimed %s", " ".join(prepared.name for prepared in done.prepared))
-        for prepared in done.prepared:
-            await self._start(desk, prepared)
         if standing is not None:
             _LOG.debug(
                 "looked at the queue: cpu_slots_free=%d llm_slots_free=%d vram_mb_free=%d claimed=%d has_later=%s",
@@ -345,7 +360,7 @@ class Agent:
             cpu_slots_free=self._slots_free() + (0 if self._hold.is_on_probation else self._ahead.room()),
             is_held=bool(self._hold) or self._room.is_short,
             takes_one=self._hold.is_on_probation,
-            only_addressed=self._options.name == places.BRAIN,
+            only_addressed=self._options.only_addressed,
             has_device=state.is_open,
             health=state.health,
             is_hot=state.is_hot,
@@ -388,15 +403,14 @@ class Agent:
         job, slip = prepared.job, prepared.slip
         self._running[job.id] = _Running(prepared, datetime.now(UTC))
         self._beat_soon()
-        _WORKER.info("started %s of %s, attempt %s", slip.task, slip.batch, slip.attempt)
-        _WORKER.debug("%s: class=%s vram_mb=%d timeout_ms=%s items=%d", slip.task, prepared.task_class.value,
-                      slip.vram_mb, job.timeout_ms, len(slip.items))  # fmt: skip
         if prepared.question is not None:
             self._model_work.ask(job, prepared.question)
         elif prepared.order is not None:
             self._model_work.obey(job, prepared.order, slip.work.model)
         else:
             self._crew.start(job)
+            return
+        self._on_start(job.id, os.getpid())
 
     def _stop(self, job: str, grace_ms: int = processes_limits.STOP_TERM_MS) -> None:
         """Ends a task, with time to end by itself where it is a process."""
@@ -442,6 +456,10 @@ class Agent:
             return
         task.pid = pid
         self._beat_soon()
+        prepared, slip = task.prepared, task.prepared.slip
+        _WORKER.info("started %s of %s, attempt %s", slip.task, slip.batch, slip.attempt)
+        _WORKER.debug("%s: class=%s vram_mb=%d timeout_ms=%s items=%d", slip.task, prepared.task_class.value,
+                      slip.vram_mb, prepared.job.timeout_ms, len(slip.items))  # fmt: skip
         if task.prepared.task_class is TaskClass.SCRIPT:
             self._in_background(self._memory.used_by(job, pid))
 
@@ -680,10 +698,9 @@ class Agent:
 
     def _active_task(self, job: str, task: _Running) -> ActiveTask:
         slip = task.prepared.slip
-        pid = os.getpid() if job in self._model_work else task.pid
         return ActiveTask(
             slip.task, slip.batch, task.prepared.task_class, job, slip.attempt, slip.vram_mb,
-            self._memory.peak_mb(job), task.rss_bytes // 2**20, pid, task.began.isoformat(timespec="seconds"),
+            self._memory.peak_mb(job), task.rss_bytes // 2**20, task.pid, task.began.isoformat(timespec="seconds"),
             self._headway(job, task),
         )  # fmt: skip
 

@@ -62,6 +62,7 @@ class Judging:
         self._holding = holding
         self._evaluations = Evaluations()
         self._unseen: list[_Unseen] = []
+        self._accepted: list[Result] = []  # whose slips are not put away yet
         self._produces_ms = produces_ms
 
     def hear(self, result: Result, crowd: Crowd, now_ms: int) -> bool:
@@ -112,6 +113,12 @@ class Judging:
             self._acts.recall([name])
             self._judge_scored(Scored(result, has_score=False), crowd, now_ms)
 
+    def put_away_accepted(self) -> None:
+        """Plan to put the slips of accepted attempts away: behind the offers, for which agents wait."""
+        accepted, self._accepted = self._accepted, []
+        for result in accepted:
+            self._acts.put_away(result.name, self._acts.complete_folder(), result.agent)
+
     def publish_answer(self, ledger: Ledger, task: str) -> None:
         """Plan that the answer of an accepted attempt becomes the file that its plan names, if it names one."""
         publication = publication_of(ledger, task)
@@ -161,7 +168,10 @@ class Judging:
         self._active.decide(ledger.batch, entry, now_ms)
         if isinstance(entry, Accept) and has_sample(ledger, task):
             self._acts.later(lambda: keep_sample(self._disk, ledger, task, result.agent))
-        self._acts.put_away(result.name, self._folder_after(entry), result.agent)
+        if isinstance(entry, Accept):
+            self._accepted.append(result)
+        else:
+            self._acts.put_away(result.name, _folder_after(entry), result.agent)
         self._holding.hear(ledger, task, result)
 
     def _prepared_for_publication(self, ledger: Ledger, task: str, result: Result) -> Result:
@@ -174,9 +184,9 @@ class Judging:
             return replace(result, end=End.MISSING_OUTPUT, tail=str(error))
         return result
 
-    def _folder_after(self, entry: Accept | Fail | Lost | Hold) -> str:
-        if isinstance(entry, Accept):
-            return self._acts.complete_folder()
-        if isinstance(entry, Hold):
-            return places.MANUAL
-        return places.FAILED if isinstance(entry, Fail) and entry.is_final else places.EXPIRED
+
+def _folder_after(entry: Fail | Lost | Hold) -> str:
+    """Where the slip of an attempt goes that was not accepted."""
+    if isinstance(entry, Hold):
+        return places.MANUAL
+    return places.FAILED if isinstance(entry, Fail) and entry.is_final else places.EXPIRED

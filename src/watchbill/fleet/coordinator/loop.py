@@ -220,6 +220,7 @@ class Coordinator:
         self._look_for_stuck_tasks(now_ms)
         self._expand(now_ms)
         self._release(now_ms)
+        self._judging.put_away_accepted()
         self._end_batches(now_ms)
         self._draw(now_ms)
         has_more |= any(fanout.not_before_ms <= now_ms for fanout in self._active.fanouts.values())

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+from collections.abc import Mapping, Set
 from typing import Protocol
 
 from watchbill.fleet.folder import places
@@ -21,7 +22,9 @@ class Arrivals(Protocol):
 
     def fileno(self) -> int: ...
 
-    def arrivals(self) -> set[str]: ...
+    def arrivals(self) -> Mapping[str, Set[str]]:
+        """The folders in which something may have arrived, and the names there; without names it may be anything."""
+        ...
 
     def close(self) -> None: ...
 
@@ -44,12 +47,12 @@ class Heard:
     def fileno(self) -> int:
         return self._read
 
-    def arrivals(self) -> set[str]:
+    def arrivals(self) -> Mapping[str, Set[str]]:
         with contextlib.suppress(BlockingIOError):
             while os.read(self._read, 4096):
                 pass
         found, self._folders = self._folders, set()
-        return found
+        return dict.fromkeys(found, frozenset())
 
     def close(self) -> None:
         read, write, self._read, self._write = self._read, self._write, -1, -1

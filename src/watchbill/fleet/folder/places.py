@@ -160,7 +160,7 @@ def wait_for_root(root: Path, within_ms: int, on_wait: Callable[[str], None]) ->
 
 def _marker(root: Path) -> Fields:
     try:
-        content = (root / MARKER).read_bytes()[: limits.FLEET_FILE_BYTES_MAX]
+        content = _first_bytes(f"{root}/{MARKER}")
     except FileNotFoundError:
         raise NoFleet(
             f"{root} has no {MARKER}",
@@ -170,6 +170,15 @@ def _marker(root: Path) -> Fields:
         return fields_of(content)
     except ValueError as error:
         raise OursError(f"{root / MARKER} cannot be read: {error}", hint="restore it from a backup") from None
+
+
+def _first_bytes(path: str) -> bytes:
+    """What a small file holds. An agent reads the marker before it does anything: a file object costs twice as much."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return os.read(fd, min(os.fstat(fd).st_size, limits.FLEET_FILE_BYTES_MAX))
+    finally:
+        os.close(fd)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from enum import Enum
 from watchbill.fleet.folder.slips import Headline, asks_for_model, headline_of
 from watchbill.plans.task import TaskClass
 
-__all__ = ["Health", "Refusal", "Standing", "choose", "may_claim", "needs_heat"]
+__all__ = ["Health", "Refusal", "Standing", "choose", "is_for", "may_claim", "needs_heat"]
 
 
 class Health(Enum):
@@ -86,14 +86,25 @@ def may_claim(name: str, standing: Standing) -> Refusal | None:
     headline = headline_of(name)
     if headline is None:
         return Refusal.NOT_A_SLIP
-    if headline.addressee and headline.addressee != standing.agent:
-        return Refusal.ADDRESSED_ELSEWHERE
-    if not headline.addressee and standing.only_addressed:
-        return Refusal.NOT_ADDRESSED
+    elsewhere = _goes_elsewhere(headline, standing.agent, only_addressed=standing.only_addressed)
+    if elsewhere is not None:
+        return elsewhere
     # A held agent still loads and unloads when it is told to: only so can its memory be had back.
     if standing.is_held and headline.task_class is not TaskClass.META:
         return Refusal.HELD
     return _fits(name, headline, standing)
+
+
+def is_for(name: str, agent: str, *, only_addressed: bool) -> bool:
+    """Whether this agent could ever claim a slip, as far as the addressee tells."""
+    headline = headline_of(name)
+    return headline is not None and _goes_elsewhere(headline, agent, only_addressed=only_addressed) is None
+
+
+def _goes_elsewhere(headline: Headline, agent: str, *, only_addressed: bool) -> Refusal | None:
+    if headline.addressee and headline.addressee != agent:
+        return Refusal.ADDRESSED_ELSEWHERE
+    return Refusal.NOT_ADDRESSED if not headline.addressee and only_addressed else None
 
 
 def _fits(name: str, headline: Headline, standing: Standing) -> Refusal | None:

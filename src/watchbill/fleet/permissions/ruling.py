@@ -143,14 +143,21 @@ def load_book(root: Path, plan: str) -> RuleBook:
     Raises OSError.
     """
     try:
-        return RuleBook(_load(root, FILE), _load(root, f"plans/{plan}/{FILE}") if plan else None)
+        for_all = _load(root, FILE)
+        for_plan = _load(root, f"plans/{plan}/{FILE}") if plan else None
     except ConfigError as error:
         return RuleBook(broken=str(error))
+    has_none = for_all is None and for_plan is None
+    return _NO_RULES if has_none else RuleBook(for_all, for_plan)
+
+
+#: What follows from it is kept in it, for task after task.
+_NO_RULES = RuleBook()
 
 
 def _load(root: Path, name: str) -> Rules | None:
     try:
-        content = read_regular(os.fspath(root / name), bytes_max=limits.PERMISSIONS_BYTES_MAX)
+        content = read_regular(f"{root}/{name}", bytes_max=limits.PERMISSIONS_BYTES_MAX)
         return _read_rules_once(content.decode(), name)
     except FileNotFoundError:
         return None
