@@ -227,6 +227,33 @@ def test_an_answer_below_three_is_queued_again_and_counts_as_an_attempt(
         assert "scored 2 of 5: too vague" in json.dumps(fleet.summary("p", batch)["failures"])
 
 
+@pytest.mark.parametrize("is_private", [True, False])
+def test_the_score_of_a_private_answer_is_asked_for_privately(rig: Rig, is_private: bool) -> None:
+    """SPOOL-10, FLEET-08: the question about its score repeated what a private model was asked and had said, and went
+    to the external tier of the coordinator's model."""
+    tier = """
+[tiers.cloud]
+kind = "external"
+enabled = true
+url = "http://127.0.0.1:9/v1"
+models = ["judge"]
+price_in = 1.0
+price_out = 1.0
+daily = 5.0
+[routing]
+order = ["cloud", "local"]
+"""
+    qwen = model("qwen", "words") + ("private = true\n" if is_private else "")
+    judge = model("judge", '{"score": 5, "reason": "good"}', "gpu:2")
+    fleet = rig(qwen + judge + AGENT.replace("[coordinator]\n", '[coordinator]\nmodel = "judge"\n') + tier)
+    fleet.write_plan("p", "### say\n- **prompt**: Say something.\n- **evaluate**: names rain\n")
+    batch = fleet.submit("p")
+    assert fleet.wait(batch) == 0, fleet.plan("status", batch).stdout
+    lines = (fleet.home / "home" / "events.jsonl").read_text().splitlines()
+    routed = [line for line in map(json.loads, lines) if line["event"] == "route"]
+    assert bool(routed) is not is_private, routed
+
+
 def test_the_example_plan_asks_a_model_for_each_text_and_makes_one_page(rig: Rig) -> None:
     """PLAN-01 to PLAN-08: examples/plans/summaries as a user copies it, with the agent of examples/plans.toml."""
     own = tomllib.loads((EXAMPLES / "plans.toml").read_text())["agents"]["cpu-1"]

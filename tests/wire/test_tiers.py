@@ -239,6 +239,55 @@ async def test_typed_work_of_a_caller_in_a_private_lane_does_not_leave(tmp_path:
             assert (answer.status, answer.headers["x-watchbill-tier"]) == (200, tier), answer.body
 
 
+async def test_a_load_by_hand_is_a_load_here(tmp_path: Path) -> None:
+    """SPOOL-10: where a tier stood before this machine, the model was said to be in memory and was not."""
+    more = '[routing]\norder = ["cloud", "local"]\n'
+    async with peer_listening(HELLO) as peer, opened(tmp_path, cloud(peer, more, '["small"]')) as (_, driver):
+        await driver.load("small")
+        assert driver.status()["models"]["small"]["state"] == "ready"  # type: ignore[index]
+
+
+async def test_a_caller_whose_key_has_a_private_lane_does_not_leave_by_naming_another(tmp_path: Path) -> None:
+    """SPOOL-10: the key of a diary was private until its caller named any other lane."""
+    diarist = "Bearer of-the-diarist-0123456789"
+    async with peer_listening(HELLO) as peer, opened(tmp_path, cloud(peer, KEYED)) as (client, _):
+        for headers in ({"X_Watchbill_Lane": "slow"}, {"X_Watchbill_Lane": "default"}):
+            answer = await ask(client, "far", Authorization=diarist, **headers)
+            assert (answer.status, answer.code) == (503, "tier_closed"), answer.body
+        assert peer.asked == []
+
+
+@pytest.mark.parametrize("is_reference", [False, True])
+@pytest.mark.parametrize("first", [{"model": "diary"}, {"model": "small", "lane": "quiet"}])
+async def test_a_conversation_that_began_privately_does_not_leave_later(
+    tmp_path: Path, first: dict[str, str], is_reference: bool
+) -> None:
+    """SPOOL-10: the next turn of a kept response named no private lane or model, and took its text along."""
+    more = (
+        '[models.diary]\nengine = "scripted"\nmemory = "1MiB"\nprivate = true\nscript = { touch = false }\n'
+    )
+    more += '[lanes.quiet]\nprivate = true\n[routing]\norder = ["cloud", "local"]\n'
+    async with peer_listening(HELLO) as peer:
+        text = cloud(peer, more, '["small"]')
+        async with opened(tmp_path, text) as (client, _):
+            lane = {"X-Watchbill-Lane": first["lane"]} if "lane" in first else {}
+            body = {"model": first["model"], "input": "Dear diary"}
+            private = await client.ask("/v1/responses", body, headers=lane)
+            assert private.headers["x-watchbill-private"] == "1", "its caller is told so"
+        async with opened(tmp_path, text) as (client, _):
+            item = private.json["output"][0]["id"]  # type: ignore[index]
+            said = {"input": [{"type": "item_reference", "id": item}, {"role": "user", "content": "And?"}]}
+            earlier = said if is_reference else {"input": "And?", "previous_response_id": private.json["id"]}
+            second = await client.ask("/v1/responses", {"model": "small", **earlier})
+            later = {"model": "small", "input": "And?", "previous_response_id": second.json["id"]}
+            third = await client.ask("/v1/responses", later)
+            assert [each.headers["x-watchbill-tier"] for each in (second, third)] == ["local"] * 2
+            assert peer.asked == []
+            fresh = await client.ask("/v1/responses", {"model": "small", "input": "Hi"})
+            assert fresh.headers["x-watchbill-tier"] == "external", "this one is not private"
+            assert "x-watchbill-private" not in fresh.headers
+
+
 async def test_the_rotation_does_not_leave(tmp_path: Path) -> None:
     """SPOOL-10: a lane `rotation` of the config let it go to an external tier, where nothing of it was counted."""
     rotating = """

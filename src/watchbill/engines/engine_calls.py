@@ -38,6 +38,7 @@ class ChatText(NamedTuple):
     text: str
     is_cut: bool = False  # it was not at its end: the bound of the request, or the context of the model
     tokens: int | None = None  # of the answer, where the engine counts them
+    is_private: bool = False  # by the word of the daemon that was asked
 
 
 class _Delta(msgspec.Struct):
@@ -128,15 +129,18 @@ async def ask_chat(
     try:
         status = await call.head()
         if status != 200:
-            said = _message_in(await call.read(limits.ERROR_BYTES_MAX))
-            about = f": {said}" if said else ""
+            message = _message_in(await call.read(limits.ERROR_BYTES_MAX))
+            about = f": {message}" if message else ""
             failed = said_by(status) is Said.FAILED
             raise (EngineFailed if failed else TheirsError)(f"the engine answered {status}{about}")
+        is_private = call.is_private
         if call.content_type == "application/json":  # an engine without streams
             whole = _Collected(chars_max)
             whole.add(_said_in(await call.read(limits.UPSTREAM_ANSWER_BYTES_MAX)))
-            return whole.whole()
-        return await _text(call, _Collected(chars_max, on_text), on_bytes)
+            said = whole.whole()
+        else:
+            said = await _text(call, _Collected(chars_max, on_text), on_bytes)
+        return said._replace(is_private=is_private)
     finally:
         leave(call)
 
@@ -147,7 +151,11 @@ def _message_in(body: bytes) -> str:
         error = _decode(body).error if is_decodable(body) else None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return ""
-    said = error.get("message", "") if isinstance(error, dict) else error or ""
+    return "" if error is None else _message_of(error)
+
+
+def _message_of(error: dict[str, object] | str) -> str:
+    said = error.get("message", "") if isinstance(error, dict) else error
     return on_one_line(str(said))
 
 
@@ -198,7 +206,7 @@ def _said_in(payload: bytes) -> ChatText:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise EngineFailed(f"the engine sent something else than an answer: {error}") from error
     if event.error is not None:
-        raise EngineFailed(f"the engine broke off: {on_one_line(str(event.error))}")
+        raise EngineFailed(f"the engine broke off: {_message_of(event.error) or 'without a message'}")
     return event.said
 
 

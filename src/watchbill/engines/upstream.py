@@ -177,6 +177,11 @@ class Call:
         headers = {} if self._connection is None else self._connection.headers
         return _wait_ms(headers.get(b"retry-after", b""), headers.get(b"date", b""))
 
+    @property
+    def is_private(self) -> bool:
+        """Whether the Watchbill that answers has counted the request as private."""
+        return self._connection is not None and b"x-watchbill-private" in self._connection.headers
+
     def _send_at_once(self) -> None:
         """Sends the request if there is a kept connection; else `news` opens one."""
         if not self._is_again and (kept := self._pool.take()) is not None:

@@ -206,15 +206,16 @@ class CallerOptions:
             None if supersede is None else self._supersede_key(supersede, key),
             () if beside is None else self._companions(beside, model, catalog),
             None if key is None else catalog.server.sharer(key),
-            _reach(headers, (*lanes, lane), catalog),
+            _reach(headers, (*lanes, lane, None if key is None else key.lane), catalog),
         )
 
     def reach(self, context: RequestContext, catalog: Catalog) -> Reach:
         """How far from this machine work may be served that a caller leaves here: as a request of it would be."""
         request = context.request
-        headers, door = request.headers, request.door
+        headers, door, key = request.headers, request.door, context.key
         lanes = (headers.get("x-watchbill-lane"), request.match.get("lane"), door.lane)
-        return _reach(headers, (*lanes, self._lane(lanes, catalog, context.key)), catalog)
+        lane = self._lane(lanes, catalog, key)
+        return _reach(headers, (*lanes, lane, None if key is None else key.lane), catalog)
 
     @staticmethod
     def _leased(model: str, key: ApiKey, lease: str | None, catalog: Catalog) -> Submission:
@@ -321,8 +322,9 @@ def _refuse_exclusive(names: tuple[str, ...], catalog: Catalog) -> None:
 
 
 def _reach(headers: Mapping[str, str], lanes: Iterable[str | None], catalog: Catalog) -> Reach:
-    """How far from this machine a request may be served: by its caller's marks, and by the lanes that it names and the
-    one that it gets. One that is private counts also where the key may not use it, or the work ends up in another."""
+    """How far from this machine a request may be served: by its caller's marks, and by the lanes that it names, the one
+    that it gets and that of its key. One that is private counts also where the key may not use it, or the work ends up
+    in another."""
     if headers.get("x-watchbill-tier", "").lower() == LOCAL_SITE:
         return Reach.HERE
     if is_marked_private(headers):

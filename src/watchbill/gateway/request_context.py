@@ -91,6 +91,8 @@ class RequestContext:
                 f"{_place(self.lane, start.model, start.companions, start.tier)}"
                 f"X-Watchbill-Wait-Ms: {start.wait_ms}\r\nX-Watchbill-Load-Ms: {start.load_ms}\r\n"
             )
+        if self.ticket is not None and self.ticket.request.reach:
+            lines += header("X-Watchbill-Private", "1")
         if self.cost is not None:
             lines += header("X-Watchbill-Cost", f"{self.cost:.6f}")
         if self.fallback:

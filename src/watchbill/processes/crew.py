@@ -110,6 +110,7 @@ class Ended:
     out: Output = Output()
     err: Output = Output()
     error: OSError | None = None  # why it could not be started
+    is_private: bool = False  # of a question to a model: its daemon counted it as private
 
 
 @dataclass(frozen=True, slots=True)

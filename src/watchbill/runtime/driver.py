@@ -442,7 +442,9 @@ class Driver:
         if model.stage is Stage.READY:
             return f"{name} is already in memory"
         self.feed(m.RetryAsked(name))  # a load by hand ignores earlier failures
-        ticket = self.submit(Submission(name, operator=True, exact=True))
+        # A model that is here comes into memory here, wherever its requests would go.
+        reach = Reach.HERE if model.spec.site is None else Reach.ANYWHERE
+        ticket = self.submit(Submission(name, operator=True, exact=True, reach=reach))
         self._loads_by_hand[ticket.id] = name
         try:
             start = await ticket.granted()

@@ -56,6 +56,7 @@ class Answers:
         self._client = Upstream(Deadlines(first_byte_ms=wait_ms, silence_ms=wait_ms))
         self._on_bytes, self._on_text = on_bytes, on_text
         self._refuses_forms = False
+        self.is_private = False  # whether the daemon has counted a question as private
 
     async def close(self) -> None:
         """Ends the idle connections."""
@@ -121,14 +122,17 @@ class Answers:
         if question.model:
             fields["model"] = question.model
         body = json.dumps(fields).encode("utf-8", "replace")
-        asked = Outgoing(self._endpoint, "POST", _CHAT, body, self._headers)
-        return await ask_chat(
+        headers = self._headers | ({"X-Watchbill-Private": "1"} if question.is_private else {})
+        asked = Outgoing(self._endpoint, "POST", _CHAT, body, headers)
+        said = await ask_chat(
             self._client,
             asked,
             chars_max=limits.ANSWER_CHARS_MAX,
             on_bytes=self._on_bytes,
             on_text=self._on_text,
         )
+        self.is_private = self.is_private or said.is_private
+        return said
 
 
 def _reaches_own_bound(question: Question, said: ChatText) -> bool:

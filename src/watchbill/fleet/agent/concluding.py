@@ -82,7 +82,7 @@ def conclude(
     _clear(setting, prepared, ended)
     return Result(
         prepared.name, setting.agent, life, end, rc, ended.ms, finished.peak_vram_mb, tail, ended.cpu_ms,
-        "" if is_answer_long else answer, -(-ended.rss_bytes // 2**20),
+        "" if is_answer_long else answer, -(-ended.rss_bytes // 2**20), ended.is_private,
     )  # fmt: skip
 
 

@@ -38,6 +38,7 @@ class _Running:
     heard_bytes: int = 0
     said: str = ""  # the end of the answer so far
     has_news: bool = False  # something was said since the last look
+    is_private: bool = False
 
 
 class ModelWork:
@@ -104,7 +105,8 @@ class ModelWork:
             return
         error = task.exception()
         if error is None:
-            self._on_end(Ended(job, Cause.EXIT, 0, ms, out=_output(task.result())))
+            said = _output(task.result())
+            self._on_end(Ended(job, Cause.EXIT, 0, ms, out=said, is_private=running.is_private))
             return
         if not isinstance(error, WatchbillError):
             _LOG.error("%s failed", job, exc_info=error)
@@ -126,6 +128,7 @@ class ModelWork:
         try:
             return await answers.answer(replace(question, model=model))
         finally:
+            self._running[job].is_private = answers.is_private
             await answers.close()
 
     def _count(self, job: str, heard_bytes: int) -> None:

@@ -168,7 +168,7 @@ class _Preparation:
             prompt += f"\n\nAn earlier answer to this was not good enough: {remark}"
         if kind is TaskType.DECIDE:
             return decision(model, prompt, system, schema, work.tokens_max)
-        return Question(model, prompt, system, schema, kind, work.tokens_max)
+        return Question(model, prompt, system, schema, kind, work.tokens_max, work.is_private)
 
     def _model(self, value_of: ValueOf) -> str:
         return fill(self._work.model, value_of)

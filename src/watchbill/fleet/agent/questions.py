@@ -30,6 +30,7 @@ class Question:
     schema: str = ""  # JSON Schema of the answer, as text
     type: TaskType = TaskType.GENERATE
     tokens_max: int = 0  # of the answer, by the plan's word; 0: the plan has none
+    is_private: bool = False  # it repeats what was asked and said privately
 
     @property
     def messages(self) -> list[Message]:

@@ -104,6 +104,7 @@ class Evaluations:
             TaskClass.LLM,
             schema=json.dumps(_SCHEMA),
             prompt=f"file:{{BATCH_PATH}}/{folder}/evaluation.txt",
+            is_private=result.is_private,
         )
         headline = Headline(ledger.priority, self._numbers, TaskClass.LLM, 0, attempt, places.BRAIN)
         # The epoch is in the name: the score of a former coordinator's question is none of this one's.

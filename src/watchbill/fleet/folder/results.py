@@ -67,14 +67,16 @@ class Result:
     cpu_ms: int = 0
     answer: str = ""  # what it gave as its result, a JSON object, where that is short
     peak_rss_mb: int = 0
+    is_private: bool = False  # a model was asked, and its daemon counted that as private
 
     def fields(self) -> dict[str, object]:
         """The line of the log."""
-        return {
+        line: dict[str, object] = {
             "name": self.name, "agent": self.agent, "life": self.life, "why": self.end.value, "rc": self.rc,
             "ms": self.ms, "peak_vram_mb": self.peak_vram_mb, "tail": self.tail[-limits.RESULT_TAIL_CHARS_MAX :],
             "cpu_ms": self.cpu_ms, "answer": self.answer, "peak_rss_mb": self.peak_rss_mb,
         }  # fmt: skip
+        return line | ({"private": True} if self.is_private else {})
 
     @classmethod
     def of(cls, line: Fields, agent: str, life: int) -> "Result | None":
@@ -88,7 +90,7 @@ class Result:
         cpu_ms, answer = line.whole("cpu_ms"), line.text("answer")
         return cls(
             line.text("name"), agent, life, end, rc, max(0, ms), max(0, peak), tail, max(0, cpu_ms), answer,
-            max(0, line.whole("peak_rss_mb")),
+            max(0, line.whole("peak_rss_mb")), line.flag("private"),
         )  # fmt: skip
 
 

@@ -46,6 +46,7 @@ class Work:
     needs_pair: bool = False
     tokens_max: int = 0  # of an answer; 0 for none
     remark: str = ""  # what was wrong with an earlier answer
+    is_private: bool = False  # a question that repeats private work: it may reach no external tier
     others: Mapping[str, object] = field(
         default_factory=dict[str, object]
     )  # keys and words of a later version
@@ -62,7 +63,7 @@ class Work:
             max(0, fields.whole("timeout_ms")), fields.texts("requires"), fields.texts("produces"),
             {key: env.text(key) for key in env.all()}, fields.flag("soft_stop"),
             _word(Sandbox, fields.text("sandbox"), Sandbox.NONE), fields.flag("needs_pair"),
-            max(0, fields.whole("max_tokens")), fields.text("remark"),
+            max(0, fields.whole("max_tokens")), fields.text("remark"), fields.flag("private"),
             _others(fields),
         )  # fmt: skip
 
@@ -74,7 +75,7 @@ class Work:
             "evaluate": self.evaluate, "timeout_ms": self.timeout_ms, "requires": list(self.requires),
             "produces": list(self.produces), "env": dict(self.env), "soft_stop": self.soft_stop,
             "sandbox": self.sandbox.value, "needs_pair": self.needs_pair, "max_tokens": self.tokens_max,
-            "remark": self.remark,
+            "remark": self.remark, "private": self.is_private,
         }  # fmt: skip
         return {key: value for key, value in found.items() if value} | dict(self.others)
 
@@ -94,7 +95,7 @@ _WORDS: Mapping[str, type[Enum]] = {"class": TaskClass, "type": TaskType, "sandb
 _KNOWN = {key: frozenset(each.value for each in kind) for key, kind in _WORDS.items()}
 _KEYS = frozenset(_WORDS) | {
     "command", "prompt", "system", "schema", "model", "output", "evaluate", "timeout_ms", "requires", "produces", "env",
-    "soft_stop", "needs_pair", "max_tokens", "remark",
+    "soft_stop", "needs_pair", "max_tokens", "remark", "private",
 }  # fmt: skip
 
 

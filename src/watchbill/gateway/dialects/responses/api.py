@@ -9,6 +9,7 @@ the background it is made by a task of its own (`background.Background`), by a l
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import cast
@@ -16,6 +17,7 @@ from urllib.parse import parse_qs
 
 import msgspec
 
+from watchbill.catalog import Reach
 from watchbill.core.messages import Alert, AlertKind
 from watchbill.errors import (
     DiskFailed,
@@ -75,6 +77,7 @@ class _Record(msgspec.Struct):
 
     response: Fields
     input: list[Fields]
+    reach: Reach = Reach.ANYWHERE  # where it was allowed to be made; earlier versions wrote none
     size: int = 0  # in bytes, as it is kept
     was_unfinished: bool = False  # when it was kept
 
@@ -161,7 +164,10 @@ class ResponsesApi:
         read = partial(request.read, body, counting=counting, token=token)
         asked = await services.shares.aside(read, context.held)
         submission = services.caller_options.submission(context, body, services.driver.catalog)
-        items, before = await self._conversation(context.owners, asked)
+        items, before, reach = await self._conversation(context.owners, asked)
+        # What was said privately stays so when the next turn repeats it.
+        reach = max(reach, submission.reach)
+        submission, asked = msgspec.structs.replace(submission, reach=reach), replace(asked, reach=reach)
         size = context.held + before
         chat = await services.shares.aside(partial(request.as_chat, asked, body, items), size)
         check_ranges(chat)
@@ -264,7 +270,7 @@ class ResponsesApi:
         work = unsent("/v1/responses", _encode(parked.body), parked.headers)
         try:
             work.key = key_of(services, parked.owner, "response")
-            asked = request.read(parked.body, token=token)
+            asked = replace(request.read(parked.body, token=token), reach=parked.reach)
             record = await self._record((parked.owner,), parked.id)
         except TheirsError as error:  # by today's config it cannot be made: its record says that it failed
             _log.warning("response=%s is not made any more: %s", parked.id, error)
@@ -364,18 +370,19 @@ class ResponsesApi:
     async def _put(
         self, context: RequestContext, asked: Asked, response: Fields, *, durable: bool = False
     ) -> bool:
-        record = {"response": response, "input": asked.input}
+        reach = asked.reach if context.ticket is None else max(asked.reach, context.ticket.request.reach)
+        record = {"response": response, "input": asked.input, "reach": reach}
         lifted = context.lifted
         pieces = [_encode(record)] if lifted is None else lifted.written(record)
         return await self._store.put(context.owner, asked.id, cast("list[bytes]", pieces), durable=durable)
 
     # ------------------------------------------------------------------ conversations
 
-    async def _conversation(self, owners: tuple[str, ...], asked: Asked) -> tuple[list[Fields], int]:
-        """Everything that was said, in order: the earlier turns, then the request's own items; and the bytes of the
-        earlier ones."""
-        turns: list[list[Fields]] = [await self._resolved(owners, asked.input)]
-        previous, size = asked.previous, 0
+    async def _conversation(self, owners: tuple[str, ...], asked: Asked) -> tuple[list[Fields], int, Reach]:
+        """Everything that was said, in order: the earlier turns, then the request's own items; the bytes of the earlier
+        ones; and where it may be sent, by the strictest of them."""
+        items, reach = await self._resolved(owners, asked.input)
+        turns, previous, size = [items], asked.previous, 0
         while previous is not None:
             record = await self._record(owners, previous)
             if record is None:
@@ -389,28 +396,33 @@ class ResponsesApi:
                 )
             if record.response["status"] in _UNFINISHED:
                 raise RequestError(f"{previous} is still being made; wait for its end")
-            turns.append(await self._resolved(owners, record.items()))
+            items, of_items = await self._resolved(owners, record.items())
+            turns.append(items)
+            reach = max(reach, record.reach, of_items)
             before = record.response.get("previous_response_id")
             previous = before if isinstance(before, str) else None
             await asyncio.sleep(0)  # small turns are decoded at once; other requests go between two
-        return [item for turn in reversed(turns) for item in turn], size
+        return [item for turn in reversed(turns) for item in turn], size, reach
 
-    async def _resolved(self, owners: tuple[str, ...], items: list[Fields]) -> list[Fields]:
-        """The items, with those that references mean in their place."""
+    async def _resolved(self, owners: tuple[str, ...], items: list[Fields]) -> tuple[list[Fields], Reach]:
+        """The items, with those that references mean in their place, and where those may be sent."""
         if all(item["type"] != "item_reference" for item in items):
-            return items
-        return [
-            await self._referenced(owners, str(item["id"])) if item["type"] == "item_reference" else item
+            return items, Reach.ANYWHERE
+        found = [
+            await self._referenced(owners, str(item["id"]))
+            if item["type"] == "item_reference"
+            else (item, Reach.ANYWHERE)
             for item in items
         ]
+        return [item for item, _ in found], max(reach for _, reach in found)
 
-    async def _referenced(self, owners: tuple[str, ...], id: str) -> Fields:
+    async def _referenced(self, owners: tuple[str, ...], id: str) -> tuple[Fields, Reach]:
         token = token_of(id)
         record = None if token is None else await self._record(owners, f"resp_{token}")
         found = [] if record is None else [item for item in record.items() if item["id"] == id]
         if not found or found[0]["type"] == "item_reference":
             raise RequestError(f"no item {quoted(id)} is kept here for this key; send the item itself")
-        return found[0]
+        return found[0], Reach.ANYWHERE if record is None else record.reach
 
 
 def _restored(body: Fields, lifted: Lifted) -> Fields:

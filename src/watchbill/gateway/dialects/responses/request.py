@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import cast
 
+from watchbill.catalog import Reach
 from watchbill.config.limits import CONTEXT_TOKENS_MAX
 from watchbill.errors import RequestError
 from watchbill.gateway.body import encode
@@ -64,6 +65,9 @@ class Asked:
     logprobs: bool
     encrypted: bool
     summarized: bool  # thoughts come as their summary
+    reach: Reach = (
+        Reach.ANYWHERE
+    )  # how far from this machine it may be served, by its caller and the turns before it
 
     @property
     def id(self) -> str:
