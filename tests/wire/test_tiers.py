@@ -1352,7 +1352,7 @@ async def test_a_burst_tier_whose_limit_is_reached_is_stopped_with_its_last_answ
 ) -> None:
     """SPOOL-09: it ran on for its idle time, which costs money, and served nobody."""
     monkeypatch.setattr("watchbill.runtime.tiers.TIER_CHARGE_MS", 50)
-    text = machine.tier("daily = 0.0005").replace('idle = "1s"', 'idle = "10m"')
+    text = machine.tier("daily = 0.003").replace('idle = "1s"', 'idle = "10m"')
     async with opened(tmp_path / "root", text) as (client, driver):
         assert (await ask(client, "big")).status == 200
         await eventually(lambda: machine.calls == ["start", "stop"])
@@ -1364,9 +1364,10 @@ async def test_a_burst_tier_whose_limit_is_reached_is_stopped_with_its_last_answ
 async def test_the_time_that_a_burst_tier_runs_is_charged(
     tmp_path: Path, machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A tier whose limit is reached takes no more requests, and is stopped when it is idle."""
+    """A tier whose limit is reached takes no more requests, and is stopped when nothing runs there."""
     monkeypatch.setattr("watchbill.runtime.tiers.TIER_CHARGE_MS", 50)
-    text = machine.tier("daily = 0.0005")  # half a second of it
+    # Three seconds of it: a start takes one on a busy machine.
+    text = machine.tier("daily = 0.003").replace('idle = "1s"', 'idle = "10m"')
     async with opened(tmp_path / "root", text) as (client, driver):
         assert (await ask(client, "big")).status == 200
         await eventually(lambda: driver.status()["tiers"]["box"]["closed"])  # type: ignore[index]
