@@ -1317,12 +1317,12 @@ async def test_a_request_is_served_elsewhere_when_the_burst_tier_does_not_start(
             assert "false ended with 1" in told["reason"]
 
 
-@pytest.mark.parametrize("is_taken_out", [False, True], ids=["same config", "tier taken out"])
+@pytest.mark.parametrize("now", ["same config", "tier taken out", "another machine"])
 async def test_the_next_daemon_stops_the_machine_of_one_that_was_killed(
-    tmp_path: Path, machine: Machine, is_taken_out: bool
+    tmp_path: Path, machine: Machine, now: str
 ) -> None:
     """SPOOL-09: a machine that nobody knows of would cost money without end, also one whose tier was taken out of the
-    config meanwhile: its record lay there unread."""
+    config meanwhile, or has another machine there: its record lay there unread, or was taken for that of the other."""
     text, root = machine.tier().replace('idle = "1s"', 'idle = "10m"'), tmp_path / "root"
     async with opened(root, text) as (client, _):
         assert (await ask(client, "big")).status == 200
@@ -1330,9 +1330,40 @@ async def test_the_next_daemon_stops_the_machine_of_one_that_was_killed(
         kept = record.read_bytes()
     machine.said.unlink()
     record.write_bytes(kept)  # as kill -9 leaves it
-    async with driving(root, catalog(SMALL_MODEL if is_taken_out else text)):
+    other = text.replace(f'"http://127.0.0.1:{machine.port}"', '"http://127.0.0.1:9"')
+    other = other.replace(machine.command("stop"), "true")
+    configs = {"same config": text, "tier taken out": SMALL_MODEL, "another machine": other}
+    async with driving(root, catalog(configs[now])):
         await eventually(lambda: machine.calls == ["stop"])
         await eventually(lambda: not record.exists())
+
+
+async def test_a_reload_does_not_stop_a_machine_that_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SPOOL-09: the changed tier took the machine for one that a killed daemon had left, and stopped it."""
+    monkeypatch.setattr(limits, "BURST_LOOK_MS", 50)
+    machine = Machine(tmp_path / "machine", {"service": "3s", "tokens": 30})
+    text = machine.tier('key = "old-key-0123456789"').replace('models = ["big"]', 'models = ["big", "huge"]')
+    async with opened(tmp_path / "root", text) as (client, driver):
+        asking = asyncio.create_task(ask(client, "big"))
+        await eventually(lambda: any(r["state"] == "running" for r in driver.requests()))
+        await driver.reload(catalog(text.replace("old-key", "new-key")))
+        assert (await ask(client, "huge")).status == 200, "the new engine uses the machine that is there"
+        answer = await within(30, asking)
+        assert answer.status == 200, answer.body
+        await eventually(lambda: machine.calls == ["start", "stop"])
+
+
+async def test_a_machine_that_runs_for_seconds_is_charged(tmp_path: Path, machine: Machine) -> None:
+    """SPOOL-09: the time was looked at every ten seconds, and a machine that came and went between cost nothing."""
+    async with opened(tmp_path / "root", machine.tier().replace('idle = "1s"', 'idle = "3s"')) as (
+        client,
+        driver,
+    ):
+        assert (await ask(client, "big")).status == 200
+        await eventually(lambda: machine.calls == ["start", "stop"])
+        assert 0.001 < float(str(told_of(driver, "box")["spent_today"])) < 0.01, "3.6 an hour"
 
 
 async def test_a_start_that_takes_too_long_leaves_nothing_running(tmp_path: Path, machine: Machine) -> None:

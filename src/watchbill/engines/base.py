@@ -33,6 +33,7 @@ __all__ = [
     "LoadError",
     "Router",
     "Sleeper",
+    "Successor",
     "Warm",
     "endpoint_of",
     "escape_path",
@@ -212,6 +213,15 @@ class Watched(Protocol):
 
     async def look_again(self) -> None:
         """Looks at the other program, and returns when what it showed has been reported."""
+        ...
+
+
+@runtime_checkable
+class Successor(Protocol):
+    """An engine that may share something with the engine of a former config has this method, too."""
+
+    def succeed(self, former: "Engine") -> None:
+        """Takes its place, before anything is loaded."""
         ...
 
 

@@ -8,8 +8,9 @@ started again for the next one; the stop command is run before, because somethin
 A machine outlives a daemon that is killed, and so does its start command. It is written down in `ROOT/run` before its
 start, and the next daemon has it stopped, or takes it over when a model of it is asked for first. One that had not
 answered yet may come up after that: it is stopped again and again for a while, until it was seen there and stopped. A
-stop that fails is repeated. The commands are written down with it, so that a tier which was taken out of the config
-meanwhile is stopped as well.
+stop that fails is repeated. The commands are written down with it, so that the machine of a tier which was taken out of
+the config meanwhile, or which has another machine there, is stopped as well: a machine is told from others by its tier,
+its address and its stop command. A changed tier that still means the same machine shares it with its former self.
 """
 
 import asyncio
@@ -29,7 +30,7 @@ from watchbill.catalog import EngineRules
 from watchbill.core.messages import Blame
 from watchbill.engines import limits
 from watchbill.engines.base import Capabilities, HostState, LoadError, Warm, endpoint_of
-from watchbill.engines.foreign import ForeignHold, Gone, RunFile
+from watchbill.engines.foreign import ForeignHold, ForeignHost, Gone, RunFile
 from watchbill.engines.readiness import check_health, warm_up
 from watchbill.engines.upstream import FailureKind, Outgoing, Upstream, UpstreamFailed
 from watchbill.errors import ConfigError, EngineFailed
@@ -71,6 +72,18 @@ class _Listed(msgspec.Struct):
     data: list[_Served] = []
 
 
+class _Machine:
+    """What is known of a machine, by all hosts that mean it."""
+
+    def __init__(self, held: _Started | None) -> None:
+        self.is_started = held is not None  # by us, or by a daemon that was killed
+        is_coming = held is not None and not held.has_answered
+        self.may_come_until = time.monotonic() + (limits.BURST_STRAY_MS / 1000 if is_coming else 0.0)
+        self.stopped_at = -float("inf")  # when a machine that no model needs was last told to stop
+        self.holds: set[ForeignHold] = set()  # models that need the machine
+        self.turn = asyncio.Lock()  # one start or stop at a time
+
+
 class BurstHost:
     """The machine of one burst tier."""
 
@@ -86,16 +99,17 @@ class BurstHost:
         self._started = _Started(rules.name, rules.url, rules.start, rules.stop)
         self._withheld = withheld
         self._logs = root / "logs"
-        self._record = RunFile(root / "run" / f"{_PREFIX}{file_stem(rules.name)}.json", _Started)
-        held = self._record.read()
-        self._is_started = held is not None  # by us, or by a daemon that was killed
-        is_coming = held is not None and not held.has_answered
-        self._may_come_until = time.monotonic() + (limits.BURST_STRAY_MS / 1000 if is_coming else 0.0)
-        self._stopped_at = -float("inf")  # when a machine that no model needs was last told to stop
-        self._holds: set[ForeignHold] = set()  # models that need the machine
-        self._turn = asyncio.Lock()  # one start or stop at a time
+        self._identity = f"{rules.name} {rules.url} {rules.stop}"
+        self._record = RunFile(root / "run" / f"{_PREFIX}{file_stem(self._identity)}.json", _Started)
+        self._machine = _Machine(self._record.read())
         self._upstream = Upstream()
         self._misses = 0
+
+    def succeed(self, former: ForeignHost) -> None:
+        """Takes the place of the host of a former config, whose models may still run. The machine is shared where both
+        mean the same: neither of them stops it while the other needs it."""
+        if isinstance(former, BurstHost) and former._identity == self._identity:
+            self._machine = former._machine
 
     @property
     def state(self) -> HostState:
@@ -105,7 +119,7 @@ class BurstHost:
     @property
     def is_awaited(self) -> bool:
         """Whether a machine may run, whether or not a model needs it: it may not stop when it is told to."""
-        return self._is_started
+        return self._machine.is_started
 
     @property
     def look_ms(self) -> int:
@@ -114,14 +128,14 @@ class BurstHost:
 
     async def bring_up(self, hold: ForeignHold) -> Warm:
         """Starts the machine unless it runs, and waits until it answers. Raises LoadError."""
-        self._holds.add(hold)
+        self._machine.holds.add(hold)
         endpoint = replace(self._endpoint, upstream_model=hold.model.source or hold.model.name)
-        async with self._turn:
-            if not (self._is_started and await self._is_well(hold.model.health)):
+        async with self._machine.turn:
+            if not (self._machine.is_started and await self._is_well(hold.model.health)):
                 await self._run_start(hold)
             hold.progress.text = f"the burst tier {self._name} was started and did not answer yet"
             await warm_up(endpoint, hold.model.health, "http", hold.progress)
-            self._misses, self._may_come_until = 0, 0.0
+            self._misses, self._machine.may_come_until = 0, 0.0
             self._note(is_started=True)
         endpoint = replace(endpoint, continues=await self._continues(endpoint.upstream_model))
         return Warm(endpoint, None, {}, "none", health=hold.model.health)
@@ -136,32 +150,32 @@ class BurstHost:
 
     async def take_down(self, hold: ForeignHold) -> None:
         """Stops the machine with the last of its models. One that could not be stopped is stopped again later."""
-        async with self._turn:
-            self._holds.discard(hold)
-            if not self._holds and self._is_started:
+        async with self._machine.turn:
+            self._machine.holds.discard(hold)
+            if not self._machine.holds and self._machine.is_started:
                 await self._try_stop()
 
     async def look(self, holds: list[ForeignHold]) -> Mapping[str, Gone]:
         """Asks the machine for its health. Stops one that no model needs: a killed daemon had started it, or it could
         not be stopped before."""
-        if not self._holds:
+        if not self._machine.holds:
             await self._stop_unneeded()
             return {}
-        if not holds or self._turn.locked() or await self._is_well(holds[0].model.health):
+        if not holds or self._machine.turn.locked() or await self._is_well(holds[0].model.health):
             return {}
         reason = f"the burst tier {self._name} does not answer any more"
         return {hold.model.name: Gone(reason, Blame.HOST) for hold in holds}
 
     async def close(self) -> None:
         """Ends every connection. A machine that could not be stopped is named, and stays written down."""
-        if self._is_started:
+        if self._machine.is_started:
             _LOG.warning("the burst tier %s may still run; stop it with: %s", self._name, self._stop)
         await self._upstream.close()
 
     # ------------------------------------------------------------------ the commands
 
     async def _run_start(self, hold: ForeignHold) -> None:
-        if self._is_started:  # it vanished: what is left of it is stopped first
+        if self._machine.is_started:  # it vanished: what is left of it is stopped first
             with_reason = f"the rest of the burst tier {self._name} could not be stopped"
             try:
                 await self._run_stop()
@@ -219,19 +233,19 @@ class BurstHost:
         return f"{words[0]} {ended}; its output is in {log}"
 
     async def _stop_unneeded(self) -> None:
-        if time.monotonic() < self._stopped_at + limits.BURST_STOP_AGAIN_MS / 1000:
+        if time.monotonic() < self._machine.stopped_at + limits.BURST_STOP_AGAIN_MS / 1000:
             return
-        async with self._turn:
-            if not self._is_started or self._holds:
+        async with self._machine.turn:
+            if not self._machine.is_started or self._machine.holds:
                 return
-            may_come = time.monotonic() < self._may_come_until and await self._is_gone()
+            may_come = time.monotonic() < self._machine.may_come_until and await self._is_gone()
             await self._try_stop()
             if may_come:
                 self._note(is_started=True, has_answered=False)
 
     async def _try_stop(self) -> None:
         """Stops the machine. One that could not be stopped stays written down, and the next look tries it again."""
-        self._stopped_at = time.monotonic()
+        self._machine.stopped_at = time.monotonic()
         try:
             await self._run_stop()
         except EngineFailed as error:
@@ -239,7 +253,7 @@ class BurstHost:
 
     def _note(self, *, is_started: bool, has_answered: bool = True) -> None:
         """Writes down that the machine runs, before it does, and that it does not, after."""
-        self._is_started = is_started
+        self._machine.is_started = is_started
         started = msgspec.structs.replace(self._started, has_answered=has_answered)
         self._record.write(started if is_started else None)
 

@@ -16,20 +16,28 @@ import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar, runtime_checkable
 
 import msgspec
 
 from watchbill.catalog import Model
 from watchbill.core.messages import Blame
 from watchbill.engines import limits
-from watchbill.engines.base import Capabilities, DeathCallback, HostCallback, HostState, LoadError, Warm
+from watchbill.engines.base import (
+    Capabilities,
+    DeathCallback,
+    Engine,
+    HostCallback,
+    HostState,
+    LoadError,
+    Warm,
+)
 from watchbill.engines.lifecycle import Hold, Lifecycle
 from watchbill.engines.readiness import Progress
 from watchbill.errors import EngineFailed
 from watchbill.files.atomic import open_regular, replace_file
 
-__all__ = ["ForeignEngine", "ForeignHold", "ForeignHost", "Gone", "HeldRecord", "RunFile"]
+__all__ = ["ForeignEngine", "ForeignHold", "ForeignHost", "Gone", "HeldRecord", "RunFile", "SucceedingHost"]
 
 T = TypeVar("T")
 
@@ -102,6 +110,15 @@ class ForeignHost(Protocol):
         ...
 
 
+@runtime_checkable
+class SucceedingHost(Protocol):
+    """A host that shares something with the host of a former config has this method, too."""
+
+    def succeed(self, former: ForeignHost) -> None:
+        """Takes its place, before anything is asked of it."""
+        ...
+
+
 class ForeignEngine(Lifecycle[ForeignHold]):
     """The engine protocol for anything that runs elsewhere."""
 
@@ -133,6 +150,11 @@ class ForeignEngine(Lifecycle[ForeignHold]):
             self._watcher.cancel()
             await asyncio.wait([self._watcher])
         await self._host.close()
+
+    def succeed(self, former: Engine) -> None:
+        """Takes the place of the engine of a former config, whose models may still run."""
+        if isinstance(former, ForeignEngine) and isinstance(self._host, SucceedingHost):
+            self._host.succeed(former._host)
 
     # ------------------------------------------------------------------ up and down
 

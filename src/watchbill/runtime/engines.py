@@ -38,6 +38,7 @@ from watchbill.engines.base import (
     LoadError,
     Router,
     Sleeper,
+    Successor,
     Warm,
     Watched,
 )
@@ -95,6 +96,9 @@ class Engines:
         made = {name: self._make_one(catalog.engines[name]) for name in changed}
         routes = _routes(catalog, {**self._engines, **made})
         replaced = [name for name in made if name in self._engines]
+        for name in replaced:
+            if isinstance(engine := made[name], Successor):
+                engine.succeed(self._engines[name])
         self._retired += [self._engines[name] for name in replaced]
         self._engines.update(made)
         self._rules.update({name: catalog.engines[name] for name in made})
@@ -108,12 +112,13 @@ class Engines:
         self.warm.update(routes)
 
     def take_back(self, left: Iterable[EngineRules]) -> None:
-        """Has the machines stopped that a former daemon left running, and whose tiers are not in the config any
-        more. The others are stopped by their own engines."""
+        """Has the machines stopped that a former daemon left running, and that no tier of the config means any more.
+        The others are stopped by their own engines."""
         for rules in left:
-            if rules.name not in self._engines:
+            known = self._rules.get(rules.name)
+            if known is None or (known.url, known.stop) != (rules.url, rules.stop):
                 tier = rules.name.removeprefix("@")
-                _LOG.warning("the tier %s is not in the config any more: its machine is stopped", tier)
+                _LOG.warning("the tier %s is gone or has another machine: its former one is stopped", tier)
                 self._retired.append(self._make_one(rules))
 
     def _make_one(self, rules: EngineRules) -> Engine:

@@ -77,8 +77,8 @@ TIER_BUSY_MS_MIN = 1_000
 TIER_BUSY_MS_MAX = 3_600_000
 #: One whose server cannot be reached.
 TIER_AWAY_MS = 5_000
-#: Time that a burst tier runs is charged this often.
-TIER_CHARGE_MS = 10_000
+#: Time that a burst tier runs is charged this often: a machine that runs for less is not noticed.
+TIER_CHARGE_MS = 1_000
 #: Days whose spending stays on disk, and the largest file that is read of one.
 SPENDING_DAYS_KEPT = 31
 SPENDING_BYTES_MAX = 256 * 2**20
