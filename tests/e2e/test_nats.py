@@ -66,7 +66,7 @@ def test_an_outage_is_alerted_and_shown_and_passes(tmp_path: Path) -> None:
         daemon = place.up()
         complaint = wait_until(lambda: daemon.status()["spools"]["jobs"]["complaint"])
         assert f"the broker at {server.url} did not answer within 1 s" in complaint
-        assert any("did not answer" in str(each) for each in place.events("alert"))
+        wait_until(lambda: any("did not answer" in str(each) for each in place.events("alert")))
         assert daemon.chat("small")[0] == 200
         server.start()
         (tmp_path / "one.jsonl").write_text(event(1) + "\n")
