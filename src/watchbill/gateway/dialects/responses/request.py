@@ -65,9 +65,8 @@ class Asked:
     logprobs: bool
     encrypted: bool
     summarized: bool  # thoughts come as their summary
-    reach: Reach = (
-        Reach.ANYWHERE
-    )  # how far from this machine it may be served, by its caller and the turns before it
+    # How far from this machine it may be served, by its caller and the turns before it.
+    reach: Reach = Reach.ANYWHERE
 
     @property
     def id(self) -> str:
