@@ -152,13 +152,14 @@ class Page:
             assert time.monotonic() < deadline, f"{selector} cannot be clicked; {self.text()[:600]}"
 
     def _hit(self, place: str) -> bool:
-        """Tries once. Rows move while the daemon works, so the element says itself whether it was hit."""
+        """Tries once. Rows move and are made anew while the daemon works, so the page says whether one was hit."""
         found = self.value(
-            f"(async () => {{ const e = document.querySelector({place});"
-            " if (!e || e.disabled || !e.checkVisibility()) return null;"
-            " if (!e.counted) { e.counted = true; e.addEventListener('click', () => { window.hits += 1 }) }"
-            " e.scrollIntoView({block: 'center', behavior: 'instant'});"
+            f"(async () => {{ window.aim = {place}; const find = () => document.querySelector(window.aim);"
+            " if (!window.isCounting) { window.isCounting = true; document.addEventListener('click',"
+            "   (click) => { window.hits += click.target.closest(window.aim) ? 1 : 0 }, true) }"
+            " find()?.scrollIntoView({block: 'center', behavior: 'instant'});"
             " for (let n = 0; n < 2; n++) await new Promise(requestAnimationFrame);"
+            " const e = find(); if (!e || e.disabled || !e.checkVisibility()) return null;"
             " const b = e.getBoundingClientRect(), at = [b.left + b.width / 2, b.top + b.height / 2];"
             " return e.contains(document.elementFromPoint(...at)) ? at : null })()"
         )
