@@ -602,6 +602,27 @@ private = true
 """
 
 
+def paid_catalog(keys: tuple[ApiKey, ...] = ()) -> Catalog:
+    paid = parse(_PAID, base=Path("/srv"))
+    # The stand-in of these tests starts what it serves.
+    engines = {name: replace(each, shared=False) for name, each in paid.engines.items()}
+    models = {name: replace(each, shared=False) for name, each in paid.models.items()}
+    return replace(paid, engines=engines, models=models, server=replace(paid.server, keys=keys))
+
+
+@pytest.mark.parametrize(("mark", "sent"), [("", 1), ("Private", 0), ("Lane", 0)])
+async def test_lines_of_a_file_that_was_uploaded_privately_do_not_leave(mark: str, sent: int) -> None:
+    """SPOOL-10: whoever makes a batch of it may have forgotten the mark."""
+    headers = {f"X-Watchbill-{mark}": {"Private": "1", "Lane": "quiet"}[mark]} if mark else {}
+    async with served(catalog=paid_catalog()) as (opened, client):
+        content = ("in.jsonl", jsonl([line("1", model="far")]))
+        file = await client.files.create(file=content, purpose="batch", extra_headers=headers)
+        made = await client.batches.create(input_file_id=file.id, endpoint=CHAT, completion_window="24h")
+        batch = await ended(client, made.id)
+        assert batch.request_counts is not None
+        assert (batch.request_counts.completed, len(opened.peer.asked)) == (sent, sent)
+
+
 @pytest.mark.parametrize(
     ("mark", "sent"),
     [("", 1), ("Private: 1", 0), ("Lane: quiet", 0), ("Tier: local", 0), ("/lane/quiet", 0), ("key", 0)],
@@ -613,13 +634,8 @@ async def test_lines_of_a_private_batch_do_not_leave(mark: str, sent: int) -> No
     headers = {f"X-Watchbill-{name}": value} if value else {}
     path = mark if mark.startswith("/") else ""
     keys = (ApiKey("diarist", "of-the-diarist-0123456789", lane="quiet"),) if mark == "key" else ()
-    paid = parse(_PAID, base=Path("/srv"))
-    # The stand-in of these tests starts what it serves.
-    engines = {name: replace(each, shared=False) for name, each in paid.engines.items()}
-    models = {name: replace(each, shared=False) for name, each in paid.models.items()}
-    key, server = "of-the-diarist-0123456789", replace(paid.server, keys=keys)
-    paid = replace(paid, engines=engines, models=models, server=server)
-    async with served(catalog=paid, key=key, server=server) as (opened, client):
+    key, paid = "of-the-diarist-0123456789", paid_catalog(keys)
+    async with served(catalog=paid, key=key, server=paid.server) as (opened, client):
         client.base_url = f"{opened.url}{path}/v1"
         file = await client.files.create(file=("in.jsonl", jsonl([line("1", model="far")])), purpose="batch")
         made = await client.batches.create(

@@ -22,7 +22,7 @@ import msgspec
 
 from watchbill.batches.disk import DiskThread
 from watchbill.batches.limits import BATCH_RECORD_BYTES_MAX, UPLOAD_WRITE_BYTES, UPLOADS_MAX
-from watchbill.catalog import BatchRules
+from watchbill.catalog import BatchRules, Reach
 from watchbill.errors import DiskFailed, NotFound, Overloaded, RequestError, TooLarge
 from watchbill.files.atomic import (
     PRIVATE_MODE,
@@ -56,6 +56,7 @@ class StoredFile(msgspec.Struct, frozen=True):
     size: int
     created_s: int
     expires_s: int
+    reach: Reach = Reach.ANYWHERE  # how far from this machine its caller lets it be used
 
 
 _decode = msgspec.json.Decoder(StoredFile).decode
@@ -256,12 +257,20 @@ class Draft:
         if self._collected >= UPLOAD_WRITE_BYTES:
             await self._flush()
 
-    async def keep(self, filename: str, purpose: Purpose, kept_ms: int | None = None) -> StoredFile:
+    async def keep(
+        self,
+        filename: str,
+        purpose: Purpose,
+        kept_ms: int | None = None,
+        *,
+        reach: Reach = Reach.ANYWHERE,
+    ) -> StoredFile:
         """Makes it a file: on return it survives a power cut. Raises DiskFailed."""
         await self._flush()
         await self._disk.do(lambda: _finish(self._file))
         store, owner = self._store, self._owner
-        file = StoredFile(self.id, owner, filename, purpose, self._size, store.now_s(), store.expiry(kept_ms))
+        expires_s = store.expiry(kept_ms)
+        file = StoredFile(self.id, owner, filename, purpose, self._size, store.now_s(), expires_s, reach)
         self._has_ended = True
         store.release(owner, self._size)
         await store.keep(file, store.draft_path(owner, self.id))

@@ -44,7 +44,8 @@ class FilesApi:
             async for piece in self._services.bodies.pieces(context, UPLOAD_RECEIPT_MS):
                 await upload.take(piece, draft)
             kept_ms = upload.finish()
-            file = await draft.keep(upload.filename, BATCH_INPUT, kept_ms)
+            reach = self._services.caller_options.reach(context, self._services.driver.catalog)
+            file = await draft.keep(upload.filename, BATCH_INPUT, kept_ms, reach=reach)
         finally:
             draft.discard()
         return json_response(describe(file), context.lines())

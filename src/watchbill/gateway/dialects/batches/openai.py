@@ -58,6 +58,7 @@ class BatchesApi:
         stored = batches.files.find(context.owners, file)
         if stored.purpose != BATCH_INPUT:
             raise RequestError(f"{file} is no input of a batch: upload one with the purpose batch")
+        reach = self._services.caller_options.reach(context, self._services.driver.catalog)
         window, window_ms = self._window(body.get("completion_window"), batches.rules.window_max_ms)
         batch = await batches.create(
             Created(
@@ -71,7 +72,7 @@ class BatchesApi:
                 window_ms,
                 read_metadata(body.get("metadata")),
                 _kept_ms(body.get("output_expires_after")),
-                reach=self._services.caller_options.reach(context, self._services.driver.catalog),
+                reach=max(reach, stored.reach),
             )
         )
         return json_response(describe(batch), context.lines())
