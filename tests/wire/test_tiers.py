@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import re
 import socket
 import sys
@@ -1368,6 +1369,24 @@ async def test_a_machine_that_runs_for_seconds_is_charged(tmp_path: Path, machin
         assert (await ask(client, "big")).status == 200
         await eventually(lambda: machine.calls == ["start", "stop"])
         assert 0.001 < float(str(told_of(driver, "box")["spent_today"])) < 0.01, "3.6 an hour"
+
+
+async def test_what_is_written_down_of_a_machine_outlives_a_power_cut(
+    tmp_path: Path, machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SPOOL-09: the cut ends the daemon and not the machine, which is elsewhere."""
+    synced, sync = set[int](), os.fsync
+
+    def noted(fd: int) -> None:
+        sync(fd)
+        synced.add(os.fstat(fd).st_ino)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    text = machine.tier().replace('idle = "1s"', 'idle = "10m"')
+    async with opened(tmp_path / "root", text) as (client, _):
+        assert (await ask(client, "big")).status == 200
+        (record,) = (tmp_path / "root" / "run").glob("burst-*")
+        assert {record.stat().st_ino, record.parent.stat().st_ino} <= synced
 
 
 async def test_a_start_that_takes_too_long_leaves_nothing_running(tmp_path: Path, machine: Machine) -> None:

@@ -88,7 +88,8 @@ class Cause(StrEnum):
     """Why a model leaves memory: one word for metrics and scripts. The reason beside it has the figures."""
 
     SWAP = "swap"  # another model needs its memory
-    IDLE = "idle"  # unused for its time to live, or for the time that its last caller asked for
+    # Unused for its time to live, for the time that its last caller asked for, or in a tier that is spent out.
+    IDLE = "idle"
     SLEEP = "sleep"  # the same, where its engine can sleep
     PRESSURE = "pressure"  # the machine runs out of memory
     BUDGET = "budget"  # its device holds more than it may

@@ -19,7 +19,7 @@ import os
 import shlex
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -99,7 +99,7 @@ class BurstHost:
         self._started = _Started(rules.name, rules.url, rules.start, rules.stop)
         self._withheld = withheld
         self._logs = root / "logs"
-        self._identity = f"{rules.name} {rules.url} {rules.stop}"
+        self._identity = _identity_of(rules)
         self._record = RunFile(root / "run" / f"{_PREFIX}{file_stem(self._identity)}.json", _Started)
         self._machine = _Machine(self._record.read())
         self._upstream = Upstream()
@@ -136,7 +136,7 @@ class BurstHost:
             hold.progress.text = f"the burst tier {self._name} was started and did not answer yet"
             await warm_up(endpoint, hold.model.health, "http", hold.progress)
             self._misses, self._machine.may_come_until = 0, 0.0
-            self._note(is_started=True)
+            await self._note(is_started=True)
         endpoint = replace(endpoint, continues=await self._continues(endpoint.upstream_model))
         return Warm(endpoint, None, {}, "none", health=hold.model.health)
 
@@ -181,7 +181,7 @@ class BurstHost:
                 await self._run_stop()
             except EngineFailed as error:
                 raise LoadError(f"{with_reason}: {error}", blame=Blame.HOST) from error
-        self._note(is_started=True, has_answered=False)
+        await self._note(is_started=True, has_answered=False)
         hold.progress.text = f"the start command of the burst tier {self._name} had not returned"
         trouble = await self._run("start", self._start, limits.BURST_START_MS_MAX)
         if trouble is not None:
@@ -194,7 +194,7 @@ class BurstHost:
             raise EngineFailed(f"the burst tier {self._name} was not stopped: {trouble}")
         if trouble is not None:
             _LOG.warning("the burst tier %s is gone, and its stop command failed: %s", self._name, trouble)
-        self._note(is_started=False)
+        await self._note(is_started=False)
 
     async def _is_gone(self) -> bool:
         """Whether no program listens at its address."""
@@ -241,7 +241,7 @@ class BurstHost:
             may_come = time.monotonic() < self._machine.may_come_until and await self._is_gone()
             await self._try_stop()
             if may_come:
-                self._note(is_started=True, has_answered=False)
+                await self._note(is_started=True, has_answered=False)
 
     async def _try_stop(self) -> None:
         """Stops the machine. One that could not be stopped stays written down, and the next look tries it again."""
@@ -251,11 +251,12 @@ class BurstHost:
         except EngineFailed as error:
             _LOG.warning("%s; it is tried again in %s", error, format_millis(limits.BURST_STOP_AGAIN_MS))
 
-    def _note(self, *, is_started: bool, has_answered: bool = True) -> None:
-        """Writes down that the machine runs, before it does, and that it does not, after."""
+    async def _note(self, *, is_started: bool, has_answered: bool = True) -> None:
+        """Writes down that the machine runs, before it does, and that it does not, after. A power cut here does not end
+        it, so what is written outlives one."""
         self._machine.is_started = is_started
         started = msgspec.structs.replace(self._started, has_answered=has_answered)
-        self._record.write(started if is_started else None)
+        await asyncio.to_thread(self._record.write, started if is_started else None, sync=True)
 
     async def _continues(self, model: str) -> bool:
         """Whether the machine continues an answer that broke off: a Watchbill says so, llama.cpp does."""
@@ -285,13 +286,21 @@ class BurstHost:
         return not is_certain and self._misses < limits.FOREIGN_MISSES_MAX
 
 
-def left_behind(root: Path) -> list[EngineRules]:
-    """The engines of the machines that a former daemon had started and not stopped."""
+def left_behind(root: Path, known: Iterable[EngineRules]) -> list[EngineRules]:
+    """The engines of the machines that a former daemon had started and not stopped, and that none of the known engines
+    means: those stop theirs."""
     files = sorted((root / "run").glob(f"{_PREFIX}*.json"))
     found = [started for path in files if (started := RunFile(path, _Started).read()) is not None]
-    return [
+    engines = [
         EngineRules(each.engine, "burst", url=each.url, start=each.start, stop=each.stop) for each in found
     ]
+    meant = set(map(_identity_of, known))
+    return [rules for rules in engines if _identity_of(rules) not in meant]
+
+
+def _identity_of(rules: EngineRules) -> str:
+    """What tells a machine from others: its tier, its address and its stop command."""
+    return f"{rules.name} {rules.url} {rules.stop}"
 
 
 def _raise_if_set(given_up: threading.Event) -> None:

@@ -269,15 +269,15 @@ class RunFile(Generic[T]):
             try:
                 return msgspec.json.decode(file.read(limits.RUN_FILE_BYTES_MAX), type=self._kind)
             except msgspec.DecodeError:
-                return None  # torn by a power cut, which ended the other program as well
+                return None  # torn by a power cut; `sync` is for what such a cut does not end as well
 
-    def write(self, what: T | None) -> None:
-        """Replaces the file; None removes it."""
+    def write(self, what: T | None, *, sync: bool = False) -> None:
+        """Replaces the file; None removes it. Without `sync` it may be torn by a power cut."""
         if what is None:
             self._path.unlink(missing_ok=True)
             return
         self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        replace_file(self._path, msgspec.json.encode(what), sync=False)
+        replace_file(self._path, msgspec.json.encode(what), sync=sync)
 
 
 class HeldRecord:

@@ -22,7 +22,6 @@ from watchbill.core.forecast import can_forecast
 from watchbill.core.machine import Machine
 from watchbill.core.reasons import BecameWarm
 from watchbill.core.stages import ModelStatus, Stage
-from watchbill.engines.burst import left_behind
 from watchbill.errors import TheirsError
 from watchbill.journal import Journal
 from watchbill.listeners import Listener
@@ -203,7 +202,7 @@ class Driver:
         """Reads the machine, then lets the core work."""
         self._parts.journal.write(m.Note(m.JournalEvent.START, f"Watchbill {__version__} starts"))
         await self._look()
-        self._engines.take_back(left_behind(self.root))
+        self._engines.take_back(self.root)
         self._parts.recorder.machine(self._core.state.ledger.readings(), self.now())
         await self.tiers.start()
         self._lag.start()

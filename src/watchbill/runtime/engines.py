@@ -8,9 +8,10 @@ warm is reported at once, because its process may die right after, and the death
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping
 from dataclasses import asdict, replace
 from functools import partial
+from pathlib import Path
 
 from watchbill.catalog import Catalog, EngineRules, Model
 from watchbill.core.messages import (
@@ -42,6 +43,7 @@ from watchbill.engines.base import (
     Warm,
     Watched,
 )
+from watchbill.engines.burst import left_behind
 from watchbill.engines.readiness import ask_again, can_be_asked, is_there
 from watchbill.errors import ConfigError, EngineFailed
 from watchbill.files.disk import DISK_FAULTS
@@ -111,15 +113,12 @@ class Engines:
         self._routed = set(routes)
         self.warm.update(routes)
 
-    def take_back(self, left: Iterable[EngineRules]) -> None:
-        """Has the machines stopped that a former daemon left running, and that no tier of the config means any more.
-        The others are stopped by their own engines."""
-        for rules in left:
-            known = self._rules.get(rules.name)
-            if known is None or (known.url, known.stop) != (rules.url, rules.stop):
-                tier = rules.name.removeprefix("@")
-                _LOG.warning("the tier %s is gone or has another machine: its former one is stopped", tier)
-                self._retired.append(self._make_one(rules))
+    def take_back(self, root: Path) -> None:
+        """Has the machines stopped that a former daemon left running, and that no tier of the config means any more."""
+        for rules in left_behind(root, self._rules.values()):
+            tier = rules.name.removeprefix("@")
+            _LOG.warning("the tier %s is gone or has another machine: its former one is stopped", tier)
+            self._retired.append(self._make_one(rules))
 
     def _make_one(self, rules: EngineRules) -> Engine:
         return self._make(rules, self._on_death, partial(self._on_host, rules))
