@@ -1,5 +1,6 @@
 """Small disks for tests of full ones: a tmpfs with a size or a number of files, which goes with the test."""
 
+import errno
 import os
 import shutil
 import subprocess
@@ -50,11 +51,19 @@ def leave_files(disk: Path, count: int) -> None:
 
 
 def leave_blocks(disk: Path, count: int) -> None:
-    """Use the disk up until it takes this many more blocks of content."""
-    (disk / _BALLAST).unlink(missing_ok=True)
-    state = os.statvfs(disk)
-    with (disk / _BALLAST).open("ab") as ballast:
-        ballast.write(b"x" * ((state.f_bfree - count) * state.f_frsize))
+    """Use the disk up until it takes this many more blocks of content; others may write to it meanwhile."""
+    with (disk / _BALLAST).open("ab", buffering=0) as ballast:
+        state = os.statvfs(disk)
+        size, grown = ballast.tell(), (state.f_bfree - count) * state.f_frsize
+        if grown <= 0:
+            ballast.truncate(max(0, size + grown))
+        for _ in range(state.f_bfree - count):
+            try:
+                ballast.write(b"x" * state.f_frsize)
+            except OSError as error:
+                if error.errno != errno.ENOSPC:
+                    raise
+                return  # somebody else took what was left
 
 
 def free_up(disk: Path) -> None:
