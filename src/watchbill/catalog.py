@@ -240,7 +240,7 @@ ROTATION_LANE = Lane("rotation", WorkClass.ROTATION, max_wait_ms=Millis(600_000)
 PLANS_LANE = Lane(
     "plans", WorkClass.NORMAL, max_wait_ms=Millis(3_600_000), timeout_ms=Millis(3_600_000), queue_max=10_000
 )
-#: Work of other machines: it runs when no person works here, and may wait that long.
+#: Work of other machines: it runs when no person works here, and may wait that long. Each peer has one of its own.
 LEASED_LANE = Lane(
     "leased", WorkClass.LEASED, max_wait_ms=Millis(3_600_000), timeout_ms=Millis(3_600_000), queue_max=256
 )
@@ -572,7 +572,8 @@ class Catalog:
 
     def offered_lane(self, name: str) -> Lane | None:
         """The lane that a caller may name: one of the config, or that of plans or batches."""
-        return self.lanes.get(name) or _OFFERED_LANES.get(name)
+        lane = self.lanes.get(name) or _OFFERED_LANES.get(name)
+        return None if lane is None or lane.work_class is WorkClass.LEASED else lane
 
     def driver_of(self, model: str) -> str | None:
         """The driver of a model's engine, by the model's own name; None for a model that is not there any more."""

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -118,6 +119,25 @@ async def test_a_model_that_is_not_here_is_served_by_the_peer(tmp_path: Path) ->
             await eventually(
                 lambda f=file, e=event: e in [json.loads(x)["event"] for x in f.read_text().splitlines()]
             )
+
+
+async def test_what_is_beyond_a_peers_bound_waits_at_the_lender(tmp_path: Path) -> None:
+    """RES-23: the asking machine's bounds are for each model, the lender's for all of them; no caller is refused."""
+    rig = rig_config(service="200ms", more="requests_max = 2")
+    rig = replace(rig, models={**rig.models, "big": replace(rig.models["big"], concurrency=4)})
+    async with two(tmp_path, rig, more="concurrency = 4") as ((home, _), (_, there)):
+        asking = asyncio.gather(
+            *(home.ask("/v1/chat/completions", BODY | {"model": "big"}) for _ in range(4))
+        )
+        lane: Any = {}
+        most = waited = 0
+        while not asking.done():
+            lane = there.status()["lanes"]["leased:home"]  # type: ignore[index]
+            most, waited = max(most, lane["running"]), max(waited, lane["queued"])
+            await asyncio.sleep(0.01)
+        assert [answer.status for answer in await asking] == [200] * 4
+        assert (most, lane["class"]) == (2, "leased") and waited >= 2
+        assert rig.offered_lane("leased:home") is None  # nobody else may name it
 
 
 @pytest.mark.parametrize("wrong", ["model", "key"])

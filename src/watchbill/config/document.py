@@ -31,7 +31,14 @@ from watchbill.config.lanes import LaneTable, build_lane, check_lanes, settle_la
 from watchbill.config.library import LibraryTable, build_library, check_library
 from watchbill.config.models import ModelTable, build_model, check_models, settle_model
 from watchbill.config.nats import NatsTable, build_nats, check_nats, nats_variables_of
-from watchbill.config.peers import PeerTable, add_peers, build_peer_keys, check_peers, peer_variables_of
+from watchbill.config.peers import (
+    PeerTable,
+    add_peers,
+    build_peer_keys,
+    build_peer_lanes,
+    check_peers,
+    peer_variables_of,
+)
 from watchbill.config.policy import PolicyTable, build_policy, check_policy
 from watchbill.config.process_types import ProcessTable, build_process_type
 from watchbill.config.rotation import (
@@ -199,7 +206,8 @@ def build(
         unnamed_card=build_device(UNNAMED_CARD, document.unnamed_card),
         engines=engines,
         models=models,
-        lanes={name: build_lane(name, table) for name, table in document.lanes.items()},
+        lanes={name: build_lane(name, table) for name, table in document.lanes.items()}
+        | build_peer_lanes(document.peers),
         policy=build_policy(document.policy, base),
         server=replace(server, keys=(*server.keys, *build_peer_keys(document.peers, environment))),
         rotation=build_rotation(document.rotation),

@@ -5,6 +5,7 @@ the catalog as those of tiers do: copies such as `big@rig`, or `big` itself wher
 """
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 from pydantic import Field
 
@@ -18,7 +19,14 @@ from watchbill.config.tiers import Offered, check_offered, copy_name, engine_nam
 from watchbill.config.values import Count, ModelName, Table, Url
 from watchbill.units import Millis
 
-__all__ = ["PeerTable", "add_peers", "build_peer_keys", "check_peers", "peer_variables_of"]
+__all__ = [
+    "PeerTable",
+    "add_peers",
+    "build_peer_keys",
+    "build_peer_lanes",
+    "check_peers",
+    "peer_variables_of",
+]
 
 
 class PeerTable(Table):
@@ -54,7 +62,7 @@ class PeerTable(Table):
         examples=[["small"]],
     )
     requests_max: int = Field(
-        default=2, ge=1, le=1024, description="Its requests that are open here at a time."
+        default=2, ge=1, le=1024, description="Its requests that run here at a time; more wait here."
     )
 
 
@@ -121,14 +129,27 @@ def build_peer_keys(
         catalog.ApiKey(
             name,
             secret_of(table.their_key, environment),
-            lane=LEASED_LANE.name,
+            lane=_lane_name(name),
             max_priority=3,
-            requests_max=table.requests_max,
             peer=catalog.PeerRules(name, table.lends),
         )
         for name, table in peers.items()
         if table.their_key is not None
     )
+
+
+def build_peer_lanes(peers: Mapping[str, PeerTable]) -> dict[str, catalog.Lane]:
+    """A lane for each peer that is served here: what is beyond its bound waits in it."""
+    return {
+        (lane := _lane_name(name)): replace(LEASED_LANE, name=lane, concurrency=table.requests_max)
+        for name, table in peers.items()
+        if table.their_key is not None
+    }
+
+
+def _lane_name(peer: str) -> str:
+    """No lane of the config has a colon."""
+    return f"{LEASED_LANE.name}:{peer}"
 
 
 def add_peers(

@@ -11,7 +11,7 @@ from typing import cast
 
 import msgspec
 
-from watchbill.catalog import LEASED_LANE, LOCAL_SITE, ApiKey, Catalog, Reach
+from watchbill.catalog import LOCAL_SITE, ApiKey, Catalog, Reach
 from watchbill.config.limits import CONTEXT_TOKENS_MAX
 from watchbill.errors import ModelNotFound, RequestError, UnitError
 from watchbill.gateway.http.messages import MAIN_DOOR, Door
@@ -225,7 +225,7 @@ class CallerOptions:
             raise ModelNotFound(f"no model that {key.name} may use is called {quoted(model)}")
         return Submission(
             found.name,
-            LEASED_LANE.name,
+            key.lane,
             best_priority=key.max_priority,
             exact=True,
             reach=Reach.HERE,
