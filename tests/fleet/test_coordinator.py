@@ -9,6 +9,7 @@ import pytest
 
 from watchbill import limits
 from watchbill.fleet import limits as fleet_limits
+from watchbill.fleet.coordinator.acts import Acts
 from watchbill.fleet.coordinator.loop import Coordinator
 from watchbill.fleet.folder import places
 from watchbill.fleet.folder.board import Board
@@ -151,6 +152,34 @@ def test_the_next_task_is_offered_before_the_last_slip_is_put_away(
     rig.brain.turn(2)
     assert seen[1:] == [(after, [])]
     assert len(rig.board.offered()) == 1
+
+
+def test_the_slip_of_an_accepted_attempt_is_complete_although_its_agent_died_in_that_moment(rig: Rig) -> None:
+    """FLEET-09: whoever looks for the slip of a complete task finds it there, and not among those that are over."""
+    rig.submit("b1", "p", "### a\n- **command**: `true`\n### b\n- **command**: `true`\n")
+    rig.beat()
+    rig.brain.turn(0)
+    (first, _), (second, _) = rig.claim()
+    for now_ms in range(10_000, 90_000, 10_000):
+        rig.brain.turn(now_ms)
+    rig.report(first)  # in the turn in which the agent counts as dead
+    rig.brain.turn(91_000)
+    assert [entry["task"] for entry in rig.kinds("b1", "revoke")] == ["b"]
+    assert os.listdir(rig.root / "tasks/complete/2026-01-01") == [first]
+    assert os.listdir(rig.root / places.EXPIRED) == [second]
+
+
+def test_the_slip_of_an_accepted_attempt_is_complete_although_the_next_life_reports_it_lost(rig: Rig) -> None:
+    """FLEET-09: an agent that died behind its report knows nothing of it; both lines are heard together."""
+    rig.submit("b1", "p", "### a\n- **command**: `true`\n")
+    rig.brain.turn(0)
+    [(name, _)] = rig.claim()
+    rig.report(name)
+    ResultLog(rig.disk, "cpu-1").commit([Result(name, "cpu-1", rig.log.life + 1, End.LOST, 0)])
+    rig.brain.turn(1)
+    assert [entry["task"] for entry in rig.kinds("b1", "accept")] == ["a"]
+    assert os.listdir(rig.root / "tasks/complete/2026-01-01") == [name]
+    assert os.listdir(rig.root / places.EXPIRED) == []
 
 
 def test_an_answer_that_nobody_could_evaluate_is_accepted_and_said_to_have_no_score(rig: Rig) -> None:
@@ -506,6 +535,37 @@ def test_a_retry_in_a_running_batch_leaves_the_running_tasks_their_tokens(rig: R
         ("each_1", 1), ("each_2", 2), ("each_3", 1), ("sum", 1),
     ]  # fmt: skip
     assert [entry["outcome"] for entry in rig.kinds("b1", "ended")] == ["complete"]
+
+
+def test_a_coordinator_that_dies_before_it_takes_back_the_slips_of_a_former_fan_out_has_a_successor(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """FLEET-09: those tasks are not there any more when the successor meets their slips, in the queue and in hands."""
+    rig.submit("b1", "p", FAN_OUT)
+    rig.brain.turn(0)
+    manifest = rig.root / places.batch_folder("p", "b1") / "manifest.json"
+    manifest.write_text('{"items": [{"id": "x", "n": 1}, {"id": "y", "n": 2}]}')
+    [(scan, _)] = rig.claim()
+    rig.report(scan)
+    rig.brain.turn(1)
+    [(held, _)] = rig.claim(1)
+    [queued] = rig.board.offered()
+    ask_to_reopen(rig.disk, Reopening("r1", "b1", "p", ("scan",)))
+    with monkeypatch.context() as dying:
+        dying.setattr(Acts, "carry_out", _die)
+        with pytest.raises(OSError, match="killed"):
+            rig.brain.turn(2)
+    rig.brain = rig.new_brain(3)
+    assert sorted(os.listdir(rig.root / places.EXPIRED)) == sorted([held, queued])
+    for now_ms in range(4, 9):
+        rig.brain.turn(now_ms)
+        for name, _ in rig.claim():
+            rig.report(name)
+    assert [entry["outcome"] for entry in rig.kinds("b1", "ended")] == ["complete"]
+
+
+def _die(_acts: Acts) -> None:
+    raise OSError("killed")
 
 
 @pytest.mark.parametrize("dies", [False, True])

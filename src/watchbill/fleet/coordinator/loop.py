@@ -255,7 +255,8 @@ class Coordinator:
         elif not self._judging.hear(result, self._crowd, now_ms):
             self._dropped += 1
             if self._puts_away_stale:  # what was stale when this epoch began was mended then
-                self._acts.put_away(result.name, places.EXPIRED, result.agent)
+                # Not EXPIRED: its token may have been accepted in this turn, with the slip still to be put away.
+                self._acts.put_away(result.name, self._resting_place(result.name), result.agent)
 
     # ------------------------------------------------------------ agents
 
@@ -351,9 +352,11 @@ class Coordinator:
     def _revoke(self, name: str, cause: Cause, holder: str, now_ms: int) -> None:
         """Take a token back. Its slip leaves the board before the next one is offered."""
         offer = self._active.offer_of(name)
-        if offer is not None:
-            ledger, task = offer
-            self._active.decide(ledger.batch, Revoke(task, ledger.state(task).attempt, cause, holder), now_ms)
+        if offer is None:  # over, or accepted in this turn
+            self._acts.put_away(name, self._resting_place(name), holder)
+            return
+        ledger, task = offer
+        self._active.decide(ledger.batch, Revoke(task, ledger.state(task).attempt, cause, holder), now_ms)
         self._acts.put_away(name, places.EXPIRED, holder)
 
     # ------------------------------------------------------------ offers

@@ -231,8 +231,9 @@ class Ledger:
         return template not in self.expandable
 
     def task_of_last(self, name: str) -> str | None:
-        """The task whose last slip has this name."""
-        return self._by_last.get(name)
+        """The task whose last slip has this name, if the batch still has it: one that is expanded anew has not."""
+        task = self._by_last.get(name)
+        return task if task is not None and task in self._graph else None
 
     def tasks(self) -> Iterator[str]:
         """All tasks. A template counts until its tasks are there."""
