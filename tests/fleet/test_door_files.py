@@ -247,9 +247,78 @@ def test_lines_of_two_agents_are_all_kept_and_the_last_whole_file_wins(place: Pl
     assert (place.batch / "all").read_text() == "head\ngpu-1\ncpu-2\n"
     assert (place.batch / "last").read_text() == "cpu-2"
     _, mirror, here, _, _ = pairs[0]
+    name, slip = place.hold("gpu-1", "touches")
+    begins(mirror, name, slip)
+    _add(place.batch / "all", "later\n")
+    (here / "all").touch()
+    ends(mirror, name, slip)
     name, slip = place.hold("gpu-1", "next")
     begins(mirror, name, slip)
-    assert (here / "all").read_text() == "head\ngpu-1\ncpu-2\n" and (here / "last").read_text() == "cpu-2"
+    assert (here / "all").read_text() == "head\ngpu-1\ncpu-2\nlater\n" and (
+        here / "last"
+    ).read_text() == "cpu-2"
+
+
+def test_lines_of_two_agents_are_all_kept_where_both_begin_the_file(place: Place) -> None:
+    """As on a mount: the first `>>` makes the file, and the second adds to it."""
+    command = "echo line >> {BATCH_PATH}/out/all; echo $$ > {BATCH_PATH}/last; echo > {BATCH_PATH}/r/{TASK}"
+    pairs = [
+        (agent, *place.mirror(agent)[:2], *place.hold(agent, agent, command=command))
+        for agent in ("gpu-1", "cpu-2")
+    ]
+    for _, mirror, _, name, slip in pairs:
+        begins(mirror, name, slip)
+    for agent, mirror, here, name, slip in pairs:
+        (here / "out").mkdir()
+        (here / "out" / "all").write_text(f"{agent}\n")
+        (here / "last").write_text(agent)
+        assert ends(mirror, name, slip) == []
+    assert (place.batch / "out" / "all").read_text() == "gpu-1\ncpu-2\n"
+    assert (place.batch / "last").read_text() == "cpu-2"
+    empty, here, _ = place.mirror("gpu-3")
+    name, slip = place.hold("gpu-3", "gpu-3", command=command)
+    (place.batch / "out" / "all").rename(place.batch / "kept")
+    begins(empty, name, slip)
+    (place.batch / "kept").rename(place.batch / "out" / "all")
+    (here / "out" / "all").touch()
+    (here / "kept").touch()
+    assert ends(empty, name, slip) == []
+    assert (place.batch / "out" / "all").read_text() == "gpu-1\ncpu-2\n"
+
+
+def test_what_a_task_adds_while_the_file_is_fetched_anew_is_kept(place: Place) -> None:
+    """The file has changed there and is fetched for the next task, while an earlier one still writes to it."""
+    (place.batch / "all").write_text("head\n")
+    mirror, here, agent = place.mirror()
+    runs, slip = place.hold("gpu-1", "runs")
+    begins(mirror, runs, slip)
+    with (here / "all").open("a") as held_open, (place.batch / "all").open("a") as there:
+        there.write("theirs\n")
+        there.flush()
+        following, second = place.hold("gpu-1", "next")
+        begins(mirror, following, second)
+        assert (here / "all").read_text() == "head\ntheirs\n"
+        held_open.write("mine\n")
+    ends(mirror, following, second)
+    ends(mirror, runs, slip)
+    assert (place.batch / "all").read_text() == "head\ntheirs\nmine\n"
+
+    runs, slip = place.hold("gpu-1", "again")
+    begins(mirror, runs, slip)
+    with (place.batch / "all").open("a") as there:
+        there.write("theirs again\n")
+    following, second = place.hold("gpu-1", "last")
+    agent.before = {Op.FETCH: lambda: _add(here / "all", "meanwhile\n")}
+    begins(mirror, following, second)
+    agent.before = {}
+    ends(mirror, runs, slip)
+    ends(mirror, following, second)
+    assert (place.batch / "all").read_text().splitlines()[-2:] == ["theirs again", "meanwhile"]
+
+
+def _add(path: Path, text: str) -> None:
+    with path.open("a") as file:
+        file.write(text)
 
 
 def test_a_temporary_file_that_was_sent_goes_with_its_task(place: Place) -> None:

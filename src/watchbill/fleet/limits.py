@@ -198,3 +198,5 @@ PRODUCED_FILES_SYNCED_MAX = 64
 PRODUCED_FILES_WALKED_MAX = 20_000
 #: Batches without a running task whose files an agent keeps.
 MIRROR_BATCHES_KEPT = 4
+#: Files that were fetched anew and stay open for the tasks that may still write to them.
+MIRROR_FORMER_MAX = 256

@@ -187,17 +187,20 @@ class Carrier:
         return self._now(path)
 
     def append(self, asked: Fields, body: bytes) -> bytes:
-        """Bytes behind the end of a file that several tasks add to."""
-        path = self._writable(asked)
+        """Bytes behind the end of a file that several tasks add to; with `make` the first of them makes it."""
+        path, make = self._writable(asked), asked.flag("make")
         flags = os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-        with self._beneath.parent(path) as folder:
-            fd = os.open(path.rpartition("/")[2], flags, dir_fd=folder)
-        try:
-            write_all(fd, body)
-            if self._is_kept(asked):
-                os.fsync(fd)
-        finally:
-            os.close(fd)
+        with self._beneath.parent(path, make=make) as folder:
+            is_new = make and self._beneath.entry(path) is None
+            fd = os.open(
+                path.rpartition("/")[2], flags | (os.O_CREAT if make else 0), FILE_MODE, dir_fd=folder
+            )
+            try:
+                write_all(fd, body)
+                if self._is_kept(asked):
+                    sync_filesystem(fd) if is_new else os.fsync(fd)
+            finally:
+                os.close(fd)
         return pack({})
 
     def discard(self, asked: Fields, _body: bytes) -> bytes:

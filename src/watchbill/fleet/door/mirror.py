@@ -10,8 +10,10 @@ so a broker that is away in the middle costs nothing but time.
     changed here, in the batch, by a task       left alone until that task is sent
     changed here, anywhere else                 fetched again: rules and scripts are what they are there
 
-A file to which a task has only added is added to there, too: lines of other agents are kept. Any other changed file
-replaces the one that is there. The mirror is emptied when the agent starts: nothing of a former life is believed.
+A file to which a task has only added is added to there, too: lines of other agents are kept, also where several have
+begun it. Any other changed file replaces the one that is there. A task that runs while a file is fetched anew may still
+write to the former one: what it adds there follows. The mirror is emptied when the agent starts: nothing of a former
+life is believed.
 """
 
 import contextlib
@@ -27,7 +29,7 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from watchbill.errors import OursError
-from watchbill.files.atomic import FILE_MODE, NotAFile, make_folder, write_all
+from watchbill.files.atomic import FILE_MODE, NotAFile, make_folder, rename_noreplace, write_all
 from watchbill.files.beneath import Beneath, Entry
 from watchbill.fleet import limits
 from watchbill.fleet.door.files import entry_of
@@ -75,6 +77,18 @@ class _Known(NamedTuple):
     there: tuple[int, int] | None  # size and time; None where it has to be fetched anew
     digest: bytes  # of what was here
     is_sent: bool = False  # by this agent
+
+
+class _Former(NamedTuple):
+    """A file that was fetched anew while tasks ran that may have it open."""
+
+    path: str
+    fd: int
+    tasks: frozenset[str]  # that may
+
+
+#: How a file begins.
+_NOTHING = _Known(_Seen(0, 0, 0, 0), None, hashlib.sha256().digest())
 
 
 @dataclass(slots=True)
@@ -126,6 +140,7 @@ class Mirror:
         self._bringing: dict[str, _Bringing] = {}
         self._sending: dict[str, _Sending] = {}
         self._open: dict[str, Scope] = {}  # tasks whose files are here, until they are sent
+        self._former: dict[_Former, int] = {}  # and how far each is known
         self._left_out: dict[str, str] = {}
         self._seen_batches: dict[str, str] = {}  # brought since the last claim, and what was left out of them
         self._folders: set[str] = set()  # that are there
@@ -259,15 +274,15 @@ class Mirror:
                 break  # it has grown, or the answer is full: once more, by itself if need be
             coming.wanted.remove(wanted)
             if told.entry is not None:
-                self._keep(told.entry, content)
+                self._keep(name, told.entry, content)
         else:
             return
         coming.wanted = [told.entry if each is wanted and told.entry else each for each in coming.wanted]
 
-    def _keep(self, entry: Entry, content: bytes) -> None:
+    def _keep(self, name: str, entry: Entry, content: bytes) -> None:
         with self._incoming() as (fd, draft):
             write_all(fd, content)
-            self._place(entry, fd, draft, hashlib.sha256(content).digest())
+            self._place(name, entry, fd, draft, hashlib.sha256(content).digest())
 
     def _fetch_part(self, name: str, coming: _Bringing, wanted: Entry) -> None:
         piece = {"path": wanted.path, "offset": coming.offset, "bytes": limits.DOOR_PART_BYTES}
@@ -291,7 +306,7 @@ class Mirror:
             coming.digest.update(answer.body)
             coming.offset += len(answer.body)
             if coming.offset >= told.entry.size:
-                self._place(told.entry, fd, draft, coming.digest.digest())
+                self._place(name, told.entry, fd, draft, coming.digest.digest())
                 coming.wanted.pop(0)
                 self._start_over(coming)
 
@@ -309,22 +324,73 @@ class Mirror:
         finally:
             os.close(fd)
 
-    def _place(self, entry: Entry, fd: int, draft: str, digest: bytes) -> None:
-        """Give a fetched file its name."""
+    def _place(self, name: str, entry: Entry, fd: int, draft: str, digest: bytes) -> None:
+        """Give a fetched file its name, unless a task that runs has changed the one that is here since the look."""
         os.fchmod(fd, FILE_MODE | (0o110 if entry.is_executable else 0))
         os.utime(fd, ns=(entry.changed_ns, entry.changed_ns))
-        parent, _, name = entry.path.rpartition("/")
+        placed = _seen(os.fstat(fd))
+        parent, _, last = entry.path.rpartition("/")
         if parent:
             self._make_folder(parent)
         with self._beneath.folder(parent) as folder:
             try:
-                os.rename(draft, name, dst_dir_fd=folder)
+                self._rename(name, entry.path, draft, last, folder)
+            except FileExistsError:
+                return
             except IsADirectoryError:  # a task has made a folder of it
-                shutil.rmtree(name, dir_fd=folder)
-                os.rename(draft, name, dst_dir_fd=folder)
+                shutil.rmtree(last, dir_fd=folder)
+                os.rename(draft, last, dst_dir_fd=folder)
         here = self._look(entry.path)
-        if here is not None:
-            self._known[entry.path] = _Known(here, (entry.size, entry.changed_ns), digest)
+        # The rename changes `changed`. A task that has written since is not what came: it is sent with that task.
+        is_as_it_came = here is not None and here[:3] == placed[:3]
+        seen = here if here is not None and is_as_it_came else placed
+        self._known[entry.path] = _Known(seen, (entry.size, entry.changed_ns), digest)
+
+    def _rename(self, name: str, path: str, draft: str, last: str, folder: int) -> None:
+        """Raises FileExistsError where a task that runs has changed or made the file here."""
+        tasks = frozenset(
+            other for other, scope in self._open.items() if other != name and scope.may_write(path)
+        )
+        if tasks and path in self._known:
+            self._set_aside(path, tasks)
+        if tasks and path not in self._known:
+            rename_noreplace(draft, last, src_dir_fd=folder, dst_dir_fd=folder)
+        else:
+            os.rename(draft, last, dst_dir_fd=folder)
+
+    def _set_aside(self, path: str, tasks: frozenset[str]) -> None:
+        """Keep the file that is here open: tasks that run may have it open, too, and add to it."""
+        try:
+            fd = self._beneath.open(path)
+        except (FileNotFoundError, NotAFile):
+            return
+        known = self._known[path].here
+        if _seen(os.fstat(fd)) != known:
+            os.close(fd)
+            raise FileExistsError(errno.EEXIST, "a task has changed it", path)
+        self._former[_Former(path, fd, tasks)] = known.size
+        if len(self._former) > limits.MIRROR_FORMER_MAX:
+            self._drop_former(next(iter(self._former)))
+
+    def _follow_former(self) -> None:
+        """Add what tasks have added to files that were fetched anew to the ones that took their place."""
+        for former in self._former:
+            while added := os.pread(former.fd, limits.DOOR_PART_BYTES, self._former[former]):
+                self._add_here(former.path, added)
+                self._former[former] += len(added)
+
+    def _add_here(self, path: str, added: bytes) -> None:
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        with self._beneath.parent(path, make=True) as folder:
+            fd = os.open(path.rpartition("/")[2], flags, FILE_MODE, dir_fd=folder)
+        try:
+            write_all(fd, added)
+        finally:
+            os.close(fd)
+
+    def _drop_former(self, former: _Former) -> None:
+        os.close(former.fd)
+        del self._former[former]
 
     # ------------------------------------------------------------ from this disk
 
@@ -333,6 +399,7 @@ class Mirror:
         stored, in words. Raises OSError, with EACCES when the task was revoked."""
         scope = self._open.setdefault(name, Scope(slip))
         if name not in self._sending:
+            self._follow_former()
             self._sending[name] = self._changed(scope)
         going = self._sending[name]
         while going.gone:
@@ -357,6 +424,8 @@ class Mirror:
         scope = self._open.get(name)
         for kept in (self._bringing, self._sending, self._left_out, self._open):
             kept.pop(name, None)
+        for former in [each for each in self._former if not each.tasks & self._open.keys()]:
+            self._drop_former(former)
         if scope is not None:
             self._batches[scope.batch] = None
             self._batches.move_to_end(scope.batch)
@@ -429,7 +498,8 @@ class Mirror:
             # It changes while it is sent. If other tasks of its batch run here, it is theirs, and is sent with them.
             going.file, going.tries = None, going.tries + 1
             return len(self._open) > 1 or going.tries > _TRIES_MAX
-        part = os.pread(fd, limits.DOOR_PART_BYTES, file.offset)
+        # Not beyond the size that was seen: what was added since is sent as such.
+        part = os.pread(fd, min(limits.DOOR_PART_BYTES, file.seen.size - file.offset), file.offset)
         is_last = file.offset + len(part) >= file.seen.size or not part
         told = self._session.call(
             Op.STORE, part, slip=name, path=path, upload=file.upload, offset=file.offset, is_last=is_last,
@@ -444,21 +514,35 @@ class Mirror:
 
     def _add(self, name: str, path: str, fd: int) -> bool:
         """Send what a task has added to a file; False for one that it has changed in another way."""
-        known, seen = self._known.get(path), _seen(os.fstat(fd))
-        if known is None or not known.here.size < seen.size <= known.here.size + limits.DOOR_PART_BYTES:
+        known, status = self._known.get(path), os.fstat(fd)
+        seen = _seen(status)
+        is_begun = known is None and self._adds_to(name, path)
+        if is_begun:
+            known = _NOTHING
+        if known is None or not known.here.size <= seen.size <= known.here.size + limits.DOOR_PART_BYTES:
             return False
+        if seen.size == known.here.size and status.st_mode & 0o100:
+            return False  # that may be what has changed
         before = _digest_of(fd, known.here.size)
         if before is None or before.digest() != known.digest:
             return False
         added = os.pread(fd, seen.size - known.here.size, known.here.size)
+        if not added and not is_begun:  # written as it was, or only its time has changed
+            self._known[path] = known._replace(here=seen)
+            return True
         try:
-            self._session.call(Op.APPEND, added, slip=name, path=path)
+            self._session.call(Op.APPEND, added, slip=name, path=path, make=is_begun)
         except FileNotFoundError:
             return False
         before.update(added)
         # What is there now may have lines of others in it: it is fetched again before the next task.
         self._known[path] = _Known(seen, None, before.digest(), known.is_sent)
         return True
+
+    def _adds_to(self, name: str, path: str) -> bool:
+        """Whether a command only adds to this file. One without its scope is being shown, not sent."""
+        scope = self._open.get(name)
+        return scope is not None and scope.adds_to(path)
 
     # ------------------------------------------------------------ looks
 

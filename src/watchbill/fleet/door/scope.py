@@ -9,6 +9,7 @@
 A slip in an agent's hands gives it this much and nothing else; without the slip, as after a revocation, nothing.
 """
 
+import fnmatch
 import glob
 import posixpath
 from collections.abc import Callable, Iterator
@@ -19,8 +20,10 @@ from watchbill.fleet.folder import places
 from watchbill.fleet.folder.slips import Slip
 from watchbill.fleet.folder.values import Fields
 from watchbill.names import check_folder_name, file_stem
+from watchbill.plans.bash_reader import read_command
 from watchbill.plans.expand import item_of, values_of
 from watchbill.plans.placeholders import Placeholder, fill
+from watchbill.plans.second_reading import EXPANSION, VALUE, Word
 
 __all__ = ["RULES", "Scope"]
 
@@ -31,6 +34,8 @@ _ROOT = "/\x01root"
 _RECORDS = frozenset({"inputs.json", "plan.lock.json", "RUN_SUMMARY.md", "RUN_SUMMARY.json"})
 #: The board and the coordinator's own folders: no task has its files there.
 _BOARD = frozenset({"tasks", "brain", "gpus", "signals", "logs", places.MARKER})
+#: Redirections after which a file has nothing of what was in it.
+_REPLACING = frozenset({">", ">|", ">&", "<>"})
 #: Nothing that a task needs, and often a lot of it.
 _LEFT_OUT = frozenset({".git", "__pycache__"})
 
@@ -69,6 +74,19 @@ class Scope:
             return path in (self.others, self.task, self.attempt) or path.startswith(f"{self.attempt}/")
         name = path.removeprefix(f"{self.batch}/")
         return name not in _RECORDS and places.epoch_of_journal(name) is None
+
+    def adds_to(self, path: str) -> bool:
+        """Whether the task's command names the file behind `>>`, and behind no other redirection."""
+        added, replaced = self._redirected
+        return _is_one_of(path, added) and not _is_one_of(path, replaced)
+
+    @cached_property
+    def _redirected(self) -> tuple[frozenset[str], frozenset[str]]:
+        """Patterns of the files behind `>>`, and of those behind other redirections to files."""
+        words = [word for simple in read_command(self._slip.work.command).simple for word in simple]
+        added = frozenset(_pattern(word) for word in words if word.redirect == ">>")
+        replaced = frozenset(_pattern(word) for word in words if word.redirect in _REPLACING)
+        return added, replaced
 
     @cached_property
     def named(self) -> tuple[str, ...]:
@@ -116,6 +134,20 @@ class Scope:
         if isinstance(value, str):
             return value
         return f"{_ROOT}/{Fields(self._slip.inputs).fields(place.name).text('below_root')}"
+
+
+def _pattern(word: Word) -> str:
+    """What a word may stand for; what is known only when it runs may be anything."""
+    return "".join("*" if part in (VALUE, EXPANSION) else glob.escape(part) for part in word.parts)
+
+
+def _is_one_of(path: str, patterns: frozenset[str]) -> bool:
+    """Whether a path ends as one of these does. A name of which no letter is known names nothing."""
+    return any(
+        fnmatch.fnmatchcase(f"/{path}", f"*/{pattern.removeprefix('./')}")
+        for pattern in patterns
+        if posixpath.basename(pattern).strip("*")
+    )
 
 
 def _escaped(value_of: Callable[[Placeholder], str]) -> Callable[[Placeholder], str]:
