@@ -10,6 +10,7 @@ import pytest
 from watchbill import limits
 from watchbill.fleet import limits as fleet_limits
 from watchbill.fleet.coordinator.acts import Acts
+from watchbill.fleet.coordinator.inbox import StartAnew
 from watchbill.fleet.coordinator.loop import Coordinator
 from watchbill.fleet.folder import places
 from watchbill.fleet.folder.board import Board
@@ -562,6 +563,38 @@ def test_a_coordinator_that_dies_before_it_takes_back_the_slips_of_a_former_fan_
         for name, _ in rig.claim():
             rig.report(name)
     assert [entry["outcome"] for entry in rig.kinds("b1", "ended")] == ["complete"]
+
+
+@pytest.mark.parametrize("round_is_over", [True, False])
+def test_a_retry_goes_on_with_a_batch_that_has_fewer_items_than_before(rig: Rig, round_is_over: bool) -> None:
+    """PLAN-07: what was there two rounds ago, and is not any more, is nobody's business; no coordinator dies of it."""
+    rig.submit("b1", "p", f"{FAN_OUT}### x\n- **command**: `true`\n")
+    manifest = rig.root / places.batch_folder("p", "b1") / "manifest.json"
+    manifest.parent.mkdir(parents=True)
+    manifest.write_text('{"items": [{"n": 1}, {"n": 2}]}')
+    _work_on(rig, 0)
+    manifest.write_text('{"items": [{"n": 1}]}')
+    ask_to_reopen(rig.disk, Reopening("r1", "b1", "p", ("scan",)))
+    rig.brain = rig.new_brain(100)
+    if round_is_over:
+        _work_on(rig, 100)
+        rig.brain = rig.new_brain(200)
+    ask_to_reopen(rig.disk, Reopening("r2", "b1", "p", ("x",)))
+    _work_on(rig, 200)
+    counted = [entry["task"] for entry in rig.counted("b1") if entry["e"] == "accept"]
+    assert (counted.count("scan"), counted.count("x"), counted.count("each_2")) == (2, 2, 1)
+    assert rig.counted("b1")[-1]["outcome"] == "complete"
+
+
+def _work_on(rig: Rig, now_ms: int) -> None:
+    """Turns in which all that is offered is done."""
+    for moment in range(now_ms, now_ms + 6):
+        try:
+            rig.brain.turn(moment)
+        except StartAnew:  # a batch that had ended is asked for
+            rig.brain = rig.new_brain(moment)
+        for name, _ in rig.claim():
+            rig.report(name)
 
 
 def _die(_acts: Acts) -> None:

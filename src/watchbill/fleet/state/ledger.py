@@ -389,7 +389,8 @@ class Ledger:
     def _goes_on(self, task: str, entry: Reopen) -> bool:
         """Whether a task waits for its next attempt without a request of a person: its failures count."""
         is_asked = not entry.again or task in entry.again or self.template_of(task) in entry.again
-        return not is_asked and self.former[task].phase is Phase.READY
+        former = self.former.get(task)  # a task of an earlier fan-out may be gone since
+        return not is_asked and former is not None and former.phase is Phase.READY
 
     def _remember(self) -> None:
         """Keep what the last round came to."""
