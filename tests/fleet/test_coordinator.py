@@ -586,6 +586,25 @@ def test_a_retry_goes_on_with_a_batch_that_has_fewer_items_than_before(rig: Rig,
     assert rig.counted("b1")[-1]["outcome"] == "complete"
 
 
+def test_a_retry_takes_back_a_fan_out_of_which_most_tasks_wait_for_their_turn(rig: Rig) -> None:
+    """PLAN-07: they are not there any more when their turn has come, and the coordinator goes on."""
+    rig.submit("b1", "p", FAN_OUT)
+    manifest = rig.root / places.batch_folder("p", "b1") / "manifest.json"
+    manifest.parent.mkdir(parents=True)
+    manifest.write_text(json.dumps({"items": [{"n": number} for number in range(40)]}))
+    rig.brain.turn(0)
+    [(scan, _)] = rig.claim()
+    rig.report(scan)
+    rig.brain.turn(1)
+    assert 0 < len(rig.board.offered()) < 40
+    ask_to_reopen(rig.disk, Reopening("r1", "b1", "p", ("scan",)))
+    for now_ms in range(2, 12):
+        rig.brain.turn(now_ms)
+        for name, _ in rig.claim():
+            rig.report(name)
+    assert rig.counted("b1")[-1]["outcome"] == "complete"
+
+
 def _work_on(rig: Rig, now_ms: int) -> None:
     """Turns in which all that is offered is done."""
     for moment in range(now_ms, now_ms + 6):

@@ -399,8 +399,8 @@ class Coordinator:
 
     def _offer(self, batch: str, task: str, now_ms: int) -> None:
         ledger = self._active.batches[batch].ledger if batch in self._active.batches else None
-        if ledger is None or ledger.phase(task) is not Phase.READY:
-            return  # cancelled, or held, since it was lined up
+        if ledger is None or task not in ledger or ledger.phase(task) is not Phase.READY:
+            return  # cancelled, held, or gone with its fan-out, since it was lined up
         hold = hold_of(task, ledger.state(task))
         if hold is not None:
             self._hold(ledger, hold, now_ms)
