@@ -11,11 +11,12 @@ import pytest
 from support.eventually import eventually
 from support.open_gateway import CATALOG, open_gateway
 from support.peer import Asked, chat_events, sse
+from support.recorded import Recorded
 from support.running import running
 from watchbill.catalog import Catalog, Device, EngineRules, Lane, Model, SpoolRules
 from watchbill.engines.base import Endpoint
 from watchbill.engines.upstream import Outgoing, Upstream
-from watchbill.runtime.capture import Captured, SpoolCapture
+from watchbill.runtime.capture import SpoolCapture
 from watchbill.spool import Spool
 
 SPOOLS = {"corpus": SpoolRules("corpus", "spool", {"*": "corpus.jsonl"}, drain=False)}
@@ -75,17 +76,6 @@ async def test_a_finished_request_becomes_one_event(tmp_path: Path, stream: bool
     assert said["role"] == "assistant"
     assert said["content"]
     assert not told
-
-
-class Recorded:
-    """Takes events as a spool does, and keeps them in their order."""
-
-    def __init__(self) -> None:
-        self.events: list[Captured] = []
-
-    def capture(self, spool: str, event: Captured) -> bool:
-        self.events.append(event)
-        return True
 
 
 async def in_pieces(asked: Asked, writer: asyncio.StreamWriter) -> None:

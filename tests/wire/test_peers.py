@@ -18,8 +18,9 @@ from support.config_texts import SMALL_MODEL
 from support.eventually import eventually
 from support.open_gateway import GatewayClient
 from support.peer import Asked, chat_events, peer_listening, sse, stream_of
+from support.recorded import Recorded
 from support.running import running
-from watchbill.catalog import Catalog
+from watchbill.catalog import Catalog, SpoolRules
 from watchbill.config import parse
 from watchbill.core import leases, model_state
 from watchbill.engines import limits
@@ -119,6 +120,22 @@ async def test_a_model_that_is_not_here_is_served_by_the_peer(tmp_path: Path) ->
             await eventually(
                 lambda f=file, e=event: e in [json.loads(x)["event"] for x in f.read_text().splitlines()]
             )
+
+
+async def test_a_private_request_is_not_captured_by_the_peer(tmp_path: Path) -> None:
+    """SPOOL-13: its caller's mark holds there, too, and so does what its lane says here."""
+    sink = Recorded()
+    rig = rig_config()
+    models = {**rig.models, "big": replace(rig.models["big"], capture="corpus")}
+    rules = {"corpus": SpoolRules("corpus", "spool", {"*": "corpus.jsonl"}, drain=False)}
+    rig = replace(rig, models=models, spools=rules)
+    async with two(tmp_path, rig, "[lanes.quiet]\nprivate = true") as ((home, _), (there, _)):
+        there.serving.gateway.capturing.sink = sink
+        for marks in ({"X-Watchbill-Private": "1"}, {"X-Watchbill-Lane": "quiet"}, {}):
+            answer = await home.ask("/v1/chat/completions", BODY | {"model": "big"}, headers=marks)
+            assert (answer.status, answer.headers["x-watchbill-tier"]) == (200, "peer")
+        await eventually(lambda: sink.events)
+        assert len(sink.events) == 1
 
 
 async def test_what_is_beyond_a_peers_bound_waits_at_the_lender(tmp_path: Path) -> None:

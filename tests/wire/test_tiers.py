@@ -132,6 +132,12 @@ async def test_local_answers_say_that_they_are_local(tmp_path: Path) -> None:
         ({"X_Watchbill_Lane": "quiet"}, "[lanes.quiet]\nprivate = true", "private work is never sent"),
         ({"X_Watchbill_Tier": "local"}, "", "must be served on this machine"),
         ({"X_Watchbill_Tier": "Local"}, "", "must be served on this machine"),
+        ({"X_Watchbill_Tier": "exact, local"}, "", "must be served on this machine"),
+        (
+            {"X_Watchbill_Lane": "default, quiet"},
+            "[lanes.quiet]\nprivate = true",
+            "private work is never sent",
+        ),
     ],
 )
 async def test_private_work_never_leaves(
@@ -151,6 +157,33 @@ async def test_private_work_never_leaves(
 async def test_work_that_is_marked_as_not_private_may_leave(tmp_path: Path, said: str) -> None:
     async with peer_listening(HELLO) as peer, opened(tmp_path, cloud(peer)) as (client, _):
         assert (await ask(client, "far", X_Watchbill_Private=said)).status == 200
+
+
+@pytest.mark.parametrize("kind", ["external", "burst"])
+async def test_a_request_that_comes_back_is_not_sent_out_again(tmp_path: Path, kind: str) -> None:
+    """Two machines were tiers of each other: one request went round until all their places were taken by it."""
+    async with peer_listening(HELLO) as peer:
+        text = cloud(peer)
+        if kind == "burst":
+            text = f"""{SMALL_MODEL}[tiers.box]
+kind = "burst"
+url = "http://127.0.0.1:{peer.port}"
+models = ["far"]
+start = "true"
+stop = "true"
+health = "/v1/models"
+"""
+        async with opened(tmp_path, text) as (client, _):
+            earlier = "0123456789ab"
+            assert (await ask(client, "far", X_Watchbill_Passed=earlier)).status == 200
+            came_by, own = peer.asked[-1].headers["x-watchbill-passed"].split(", ")
+            assert came_by == earlier
+            answer = await ask(client, "far", X_Watchbill_Passed=f"{own}, {earlier}")
+            assert (answer.status, answer.code) == (503, "tier_closed")
+            assert "must be served on this machine" in answer.body.decode()
+            assert (await ask(client, "small", X_Watchbill_Passed=own)).status == 200
+            assert (await ask(client, "far", X_Watchbill_Passed="x" * 5000)).status == 200
+            assert peer.asked[-1].headers["x-watchbill-passed"] == own
 
 
 async def test_a_private_model_does_not_leave_under_the_name_of_its_copy(tmp_path: Path) -> None:

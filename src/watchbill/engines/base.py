@@ -74,6 +74,9 @@ class Endpoint:
     key: str = field(default="", repr=False)  # the key that this engine asks for; only this client knows it
     lease: str = ""  # of another machine: the lease that requests there are under
     private: bool = False  # says so to another machine of the operator's, which may have tiers of its own
+    passed: tuple[
+        str, ...
+    ] = ()  # the marks of daemons that the request came through, for one with tiers of its own
 
     @property
     def about(self) -> tuple[str, ...]:
@@ -82,6 +85,7 @@ class Endpoint:
             f"Authorization: Bearer {self.key}" if self.key else "",
             f"X-Watchbill-Lease: {self.lease}" if self.lease else "",
             "X-Watchbill-Private: 1" if self.private else "",
+            f"X-Watchbill-Passed: {', '.join(self.passed)}" if self.passed else "",
         )
         return tuple(filter(None, lines))
 

@@ -401,7 +401,8 @@ def _request(outgoing: Outgoing, *, close: bool) -> bytes | tuple[bytes, ...]:
     path = endpoint.path_prefix + outgoing.path
     address = (endpoint.host, endpoint.port, endpoint.tls)
     # Nearly always none: an engine of this machine.
-    about = endpoint.about if endpoint.key or endpoint.lease or endpoint.private else ()
+    is_plain = not (endpoint.key or endpoint.lease or endpoint.private or endpoint.passed)
+    about = () if is_plain else endpoint.about
     head = _head(address, outgoing.method, path, about, close=close)
     more = _IS_JSON if body else b""
     if outgoing.headers:

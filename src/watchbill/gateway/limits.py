@@ -183,6 +183,8 @@ CLAIM_HOURS_MAX = 168
 DOORS_MAX = 64
 #: Companions that one request may have.
 COMPANIONS_MAX = 8
+#: Daemons that a request may have come through; the last ones count.
+PASSED_MAX = 16
 #: A form of an audio request has about ten parts.
 FORM_PARTS_MAX = 64
 #: The headers of one part, what its Content-Disposition says, and a text that is looked at. Behind the last boundary

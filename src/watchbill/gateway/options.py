@@ -6,6 +6,7 @@ that are passed on (an engine that trusts them can crash). An option with an unk
 is counted; a number out of range is refused.
 """
 
+import re
 from collections.abc import Iterable, Mapping
 from typing import cast
 
@@ -21,6 +22,7 @@ from watchbill.gateway.limits import (
     METADATA_MAX,
     METADATA_NAME_CHARS_MAX,
     METADATA_VALUE_CHARS_MAX,
+    PASSED_MAX,
 )
 from watchbill.gateway.request_context import RequestContext
 from watchbill.limits import DURATION_MS_MAX, REQUEST_ID_CHARS_MAX
@@ -42,11 +44,23 @@ __all__ = [
 
 _HEADERS = tuple(
     f"x-watchbill-{name}"
-    for name in ("lane", "priority", "deadline-ms", "tier", "supersede-key", "with", "private", "lease")
+    for name in (
+        "lane",
+        "priority",
+        "deadline-ms",
+        "tier",
+        "supersede-key",
+        "with",
+        "private",
+        "lease",
+        "passed",
+    )
 )
 _HEADER_SET = frozenset(_HEADERS)
 #: All that takes the mark of private work away: a caller that writes anything else means that it is private.
 _NOT_PRIVATE = frozenset({"", "0", "false", "no", "off"})
+#: A daemon, in the list of those that have sent a request to a tier of theirs.
+_MARK = re.compile(r"[0-9a-f]{12}")
 #: Our own fields in a body.
 _FIELDS = frozenset({"priority", "keep_alive", "ttl"})
 
@@ -186,12 +200,11 @@ class CallerOptions:
         if ":" in model:
             model, lane_of_alias = split_alias(model, catalog)
             body["model"] = model  # an engine does not know our lanes
-        lane, priority, deadline, tier, supersede, beside, _, lease = map(headers.get, _HEADERS)
+        lane, priority, deadline, tier, supersede, beside, _, lease, passed = map(headers.get, _HEADERS)
         of_body, keep_alive = body.pop("priority", None), body.pop("keep_alive", body.pop("ttl", None))
         if key is not None and key.peer is not None:
             return self._leased(model, key, lease, catalog)
         priority = of_body if priority is None else priority
-        tier = None if tier is None else tier.lower()
         lanes = (lane, lane_of_path, lane_of_alias, door.lane)
         lane = self._lane(lanes, catalog, key)
         return Submission(
@@ -202,11 +215,12 @@ class CallerOptions:
             key is not None and key.admin,
             1 if key is None else key.max_priority,
             None if keep_alive is None else self._span(keep_alive),
-            tier is not None and self._is_exact(tier),
+            tier is not None and self._is_exact(_words(tier)),
             None if supersede is None else self._supersede_key(supersede, key),
             () if beside is None else self._companions(beside, model, catalog),
             None if key is None else catalog.server.sharer(key),
             _reach(headers, (*lanes, lane, None if key is None else key.lane), catalog),
+            passed=() if passed is None else tuple(filter(_MARK.fullmatch, _words(passed)))[-PASSED_MAX:],
         )
 
     def reach(self, context: RequestContext, catalog: Catalog) -> Reach:
@@ -244,11 +258,11 @@ class CallerOptions:
             self.degraded += 1
         return None if own is None else own.name
 
-    def _is_exact(self, asked: str) -> bool:
+    def _is_exact(self, asked: tuple[str, ...]) -> bool:
         """Whether no smaller member of the model's family will do."""
-        if asked not in ("exact", "family", LOCAL_SITE):
+        if not {"exact", "family", LOCAL_SITE}.issuperset(asked):
             self.degraded += 1
-        return asked == "exact"
+        return "exact" in asked
 
     def _supersede_key(self, asked: str, key: ApiKey | None) -> str | None:
         """What the caller's newer requests supersede. One caller's key never meets another's."""
@@ -325,9 +339,16 @@ def _reach(headers: Mapping[str, str], lanes: Iterable[str | None], catalog: Cat
     """How far from this machine a request may be served: by its caller's marks, and by the lanes that it names, the one
     that it gets and that of its key. One that is private counts also where the key may not use it, or the work ends up
     in another."""
-    if headers.get("x-watchbill-tier", "").lower() == LOCAL_SITE:
+    if LOCAL_SITE in _words(headers.get("x-watchbill-tier", "")):
         return Reach.HERE
     if is_marked_private(headers):
         return Reach.PRIVATE
-    found = (catalog.offered_lane(name) for name in lanes if name is not None)
+    # Of a header that came twice, as from a client and its proxy, each value counts.
+    names = (part.strip() for name in lanes if name is not None for part in name.split(","))
+    found = map(catalog.offered_lane, names)
     return Reach.PRIVATE if any(lane is not None and lane.private for lane in found) else Reach.ANYWHERE
+
+
+def _words(value: str) -> tuple[str, ...]:
+    """The words of a header that may have several, or may have come several times."""
+    return tuple(word.strip() for word in value.lower().split(","))

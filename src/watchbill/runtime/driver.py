@@ -22,6 +22,7 @@ from watchbill.core.forecast import can_forecast
 from watchbill.core.machine import Machine
 from watchbill.core.reasons import BecameWarm
 from watchbill.core.stages import ModelStatus, Stage
+from watchbill.engines.base import Endpoint
 from watchbill.errors import TheirsError
 from watchbill.journal import Journal
 from watchbill.listeners import Listener
@@ -69,6 +70,7 @@ __all__ = ["Driver", "Parts", "Picture"]
 _LOG = logging.getLogger("watchbill.driver")
 #: Read for every request; looking a member up in its enum takes ten times longer.
 _ANYWHERE = Reach.ANYWHERE
+_MARK_BYTES = 6
 #: code -> the error class for it; the closed list that scripts match.
 _ERRORS = {
     kind.code: kind
@@ -134,6 +136,7 @@ class Driver:
         self._commands = Commands(self.feed)
         self._loads_by_hand: dict[str, str] = {}  # request -> model, for requests that only load
         self._numbers, self._prefix = itertools.count(1), f"wb-{os.urandom(3).hex()}-"
+        self._mark = os.urandom(_MARK_BYTES).hex()  # of this daemon, on requests that go to a tier
         self._engines = Engines(catalog, parts.make_engine, self.feed, self._look)
         self.claims = Claims(self, self.now)
         looks = {
@@ -264,7 +267,7 @@ class Driver:
         now = _monotonic_ms()
         request = self._request(submission, now)
         id = request.id
-        ticket = self._tickets[id] = Ticket(request, self, id, request.model)
+        ticket = self._tickets[id] = Ticket(request, self, id, request.model, passed=submission.passed)
         self._feed(m.Arrived(request), now)
         if ticket.refusal is not None:
             raise ticket.refusal
@@ -292,7 +295,7 @@ class Driver:
             submission.keep_alive_ms,
             submission.companions,
             submission.caller,
-            _reach(submission, model, lane),
+            Reach.HERE if self._mark in submission.passed else _reach(submission, model, lane),
             submission.lease,
             is_hurried,
         )
@@ -578,14 +581,21 @@ class Driver:
             request.lane, waited, ticket.forecast_ms, spec.where if spec.site is None else None
         )
         endpoint, tier, site = warm.endpoint, spec.where, spec.site
-        if tier is Tier.BURST and request.reach is not _ANYWHERE:
-            endpoint = replace(endpoint, private=True)  # it may have an external tier of its own
+        if tier is not Tier.LOCAL:
+            endpoint = self._told(endpoint, tier, ticket)
         ticket.begin(
             Start(
                 action.model, endpoint, action.attempt, waited, loaded, action.companions, tier, site, spec.requests
             ),
             now,
         )  # fmt: skip
+
+    def _told(self, endpoint: Endpoint, tier: Tier, ticket: Ticket) -> Endpoint:
+        """Where to send a request, with what the machine there has to know of it: it may be a Watchbill with tiers of
+        its own, and one of them this machine. A leased request is never passed on."""
+        is_private = tier is not Tier.EXTERNAL and ticket.request.reach is not _ANYWHERE
+        passed = () if tier is Tier.PEER else (*ticket.passed, self._mark)
+        return replace(endpoint, private=is_private, passed=passed)
 
     def sent(self, tier: Tier, /) -> None:
         """Counts a request that was sent to another machine."""

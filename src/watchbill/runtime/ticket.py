@@ -101,6 +101,7 @@ class Submission(msgspec.Struct, frozen=True, gc=False):
     caller: str | None = None  # the key that has a share of the lane's queue; None: it may have all of it
     reach: Reach = Reach.ANYWHERE  # as its caller marked it
     lease: str | None = None  # of another machine's work
+    passed: tuple[str, ...] = ()  # the marks of daemons that have sent it to a tier of theirs
 
 
 class Start(msgspec.Struct, frozen=True, gc=False):
@@ -154,6 +155,7 @@ class Ticket:
     id: str  # the request's id, used in every log line and header
     model: str  # the serving model, once it is known
     forecast_ms: int | None = 0  # None: no forecast is possible
+    passed: tuple[str, ...] = ()  # the daemons that have sent it to a tier of theirs
     started_at: int | None = None  # when the driver granted it
     first_at: int | None = None  # when the engine's first token came
     prompt_bytes: int = 0  # of the question to the engine, where that generates text
