@@ -14,6 +14,7 @@ from watchbill.catalog import Tier
 from watchbill.units import format_bytes
 
 __all__ = [
+    "AboveUsual",
     "Bar",
     "BecameWarm",
     "Cause",
@@ -37,6 +38,7 @@ __all__ = [
     "Occasion",
     "Occurred",
     "Outweighs",
+    "OverQuota",
     "PermanentMissing",
     "PlanDropped",
     "PlanKind",
@@ -45,12 +47,14 @@ __all__ = [
     "Reason",
     "RoutedTo",
     "Shortfall",
+    "Stalls",
     "Swapped",
     "TaskDue",
     "TaskTook",
     "TurnCame",
     "Uncertain",
     "Uncertainty",
+    "Unwell",
     "WaitedLongest",
     "Well",
 ]
@@ -362,6 +366,59 @@ class Occurred(Reason, frozen=True):
 
     def __str__(self) -> str:
         return _OCCASIONS[self.what]
+
+
+# ------------------------------------------------------------------ why a model is reset
+
+
+class OverQuota(Reason, frozen=True):
+    """It uses more memory than the config lets it."""
+
+    model: str
+    device: str
+    held: int
+    quota: int
+
+    def __str__(self) -> str:
+        uses = f"it uses {format_bytes(self.held)} of {self.device}, more than its quota of {format_bytes(self.quota)}"
+        return f"{uses}; raise models.{self.model}.quota, or leave it out"
+
+
+class AboveUsual(Reason, frozen=True):
+    """It uses far more memory than it ever needed while it was healthy, on a device that is short of memory."""
+
+    model: str
+    device: str
+    held: int
+    usual: int
+
+    def __str__(self) -> str:
+        uses = f"it uses {format_bytes(self.held)} of {self.device} while {self.device} is short of memory"
+        before = f"{uses}, and needed {format_bytes(self.usual)} before"
+        return f"{before}; set models.{self.model}.memory to the amount that it may use"
+
+
+class Stalls(Reason, frozen=True):
+    """Its answers stop in the middle, although it answers simple questions."""
+
+    count: int
+
+    def __str__(self) -> str:
+        return f"{stalled_text(self.count)}, and no other answer was good since"
+
+
+class Unwell(Reason, frozen=True):
+    """Answers failed, and so did the simple question that it was asked then."""
+
+    bad_answers: int
+    stalled: int  # answers that stopped in the middle, since its last good one
+    failure: str | None  # of the question; None: no answer came
+
+    def __str__(self) -> str:
+        failed = failures_text(self.bad_answers, self.stalled)
+        if self.failure is None:
+            return f"{failed}, and it did not answer a simple question"
+        return f"{failed}, and it failed to answer a simple question: {self.failure}"
 
 
 # ------------------------------------------------------------------ what becomes of leases

@@ -391,7 +391,7 @@ class Residency:
 
     # ------------------------------------------------------------------ failures
 
-    def reset(self, model: ModelState, why: str, now: int, *, mishap: Mishap = Mishap.RESET) -> None:
+    def reset(self, model: ModelState, why: Reason | str, now: int, *, mishap: Mishap = Mishap.RESET) -> None:
         """Stops a model at once because it cannot be trusted any more.
 
         Failures count per turn, not per load: a model that loads well and answers nothing would otherwise be loaded
@@ -462,14 +462,14 @@ class Residency:
     def fail(
         self,
         model: ModelState,
-        reason: str,
+        reason: Reason | str,
         *,
         hopeless: bool,
         now: int,
         mishap: Mishap = Mishap.LOAD_FAILED,
     ) -> None:
         """Counts a failure. If it leads to a quarantine, `admission` moves or refuses the waiting requests."""
-        model.fail(reason, hopeless=hopeless, now=now)
+        model.fail(str(reason), hopeless=hopeless, now=now)
         model.trouble = mishap
         self._state.remeasured()  # memory is no longer kept free for a hopeless permanent model
         self._state.note(mishap, reason, model)

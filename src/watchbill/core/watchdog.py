@@ -30,10 +30,9 @@ from dataclasses import dataclass
 
 from watchbill.core.messages import Alert, AlertKind, Check, Checked, JournalEvent
 from watchbill.core.model_state import ModelState
-from watchbill.core.reasons import Well, failures_text, stalled_text
+from watchbill.core.reasons import AboveUsual, OverQuota, Reason, Stalls, Unwell, Well
 from watchbill.core.stages import STAYING, Stage
 from watchbill.core.state import State
-from watchbill.units import format_bytes
 
 __all__ = ["Watchdog"]
 
@@ -85,9 +84,9 @@ class Watchdog:
         self._well: dict[tuple[str, int], int] = {}  # those that gave a good answer -> when
         self._slow: set[tuple[str, int]] = set()  # loads that were already reported as slow
 
-    def faults(self, now: int) -> list[tuple[ModelState, str]]:
+    def faults(self, now: int) -> list[tuple[ModelState, Reason]]:
         """The ready models that must be reset, and why."""
-        found: list[tuple[ModelState, str]] = []
+        found: list[tuple[ModelState, Reason]] = []
         for model in self._state.in_stage(Stage.READY):
             if model.silence is not None:
                 continue  # nothing is known about it until the program that hosts it answers again
@@ -97,11 +96,11 @@ class Watchdog:
                 model.is_suspect = True  # running answers may be well: a good end settles it
                 if not model.running:
                     model.stall_reset_at = now
-                    found.append((model, _stalls(model)))
+                    found.append((model, Stalls(model.stalled)))
             elif (model.is_suspect or model.bad_answers >= BAD_ANSWERS_MAX) and (
-                why := self._examine(model, now)
+                unwell := self._examine(model, now)
             ):
-                found.append((model, f"{_failed(model)}, and {why}"))
+                found.append((model, unwell))
         return found
 
     @staticmethod
@@ -110,7 +109,7 @@ class Watchdog:
         is_first = model.resets or now - model.stall_reset_at >= STALL_RESET_PAUSE_MS
         return model.stall_weight >= STALLED_MAX and bool(is_first)
 
-    def _examine(self, model: ModelState, now: int) -> str | None:
+    def _examine(self, model: ModelState, now: int) -> Unwell | None:
         """Has a model asked a simple question. Returns why it is not well, once that is known."""
         which = (model.name, model.attempt)
         question = self._asked.get(which)
@@ -138,9 +137,7 @@ class Watchdog:
             self._ask(model, now, question.number + 1)
             return None
         self._forget(which)
-        if question.failure is None:
-            return "it did not answer a simple question"
-        return f"it failed to answer a simple question: {question.failure}"
+        return Unwell(model.bad_answers, model.stalled, question.failure)
 
     def _ask(self, model: ModelState, now: int, number: int = 1) -> None:
         which, is_alone = (model.name, model.attempt), not model.in_use
@@ -191,17 +188,13 @@ class Watchdog:
             if which not in ready or not ready[which].is_suspect:
                 self._forget(which)
 
-    def _over_quota(self, model: ModelState) -> str | None:
+    def _over_quota(self, model: ModelState) -> OverQuota | AboveUsual | None:
         for device, held in model.held.items():
-            quota, name = model.spec.quota, model.name
-            uses = f"it uses {format_bytes(held)} of {device}"
+            quota, usual = model.spec.quota, model.usual(device)
             if quota is not None and held > quota:
-                more = f"{uses}, more than its quota of {format_bytes(quota)}"
-                return f"{more}; raise models.{name}.quota, or leave it out"
-            usual = model.usual(device)
+                return OverQuota(model.name, device, held, quota)
             if quota is None and usual and held > QUOTA_FACTOR * usual and self._is_short(device):
-                more = f"{uses} while {device} is short of memory, and needed {format_bytes(usual)} before"
-                return f"{more}; set models.{name}.memory to the amount that it may use"
+                return AboveUsual(model.name, device, held, usual)
         return None
 
     def _is_short(self, device: str) -> bool:
@@ -246,16 +239,6 @@ def _alone_ms(model: ModelState) -> int:
     """How long a model that has nothing else to do may take for a simple question."""
     load_ms = model.load_from_disk_ms if model.load.is_guess else model.load.high_ms
     return round(min(CHECK_MS, max(ALONE_MS_MIN, ALONE_FACTOR * model.silence_ms, load_ms)))
-
-
-def _failed(model: ModelState) -> str:
-    """Why the model is suspect, for people."""
-    return failures_text(model.bad_answers, model.stalled)
-
-
-def _stalls(model: ModelState) -> str:
-    """Why a model is reset that answers simple questions."""
-    return f"{stalled_text(model.stalled)}, and no other answer was good since"
 
 
 def _slow_text(model: ModelState, now: int) -> str:
