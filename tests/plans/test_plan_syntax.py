@@ -473,6 +473,30 @@ def test_placeholders_in_lists_of_paths_are_no_braces_of_a_shell() -> None:
     assert check(f"# P\n## Tasks\n### a\n- command: `true`\n- foreach: x.txt\n- produces: {paths}\n").is_right
 
 
+@pytest.mark.parametrize(
+    ("default", "hint"),
+    [
+        ("{PLAN_PATH}/data", "leave it out: a relative path is below the plan's folder"),
+        ("{BATCH_PATH}/data", "write {BATCH_PATH} in the tasks, before {DATA} or in its place"),
+        ("{OTHER}/data", "write {OTHER} in the tasks, before {DATA} or in its place"),
+        ("{{n}}", ""),
+    ],
+)
+def test_a_placeholder_in_a_default_is_told_before_a_task_fails_of_it(
+    default: str, hint: str, tmp_path: Path
+) -> None:
+    """PLAN-03: `{PLAN_PATH}/data: no such file`, three times. A default that does not count is nobody's business."""
+    plan = tmp_path / "plan.md"
+    inputs = f"- `DATA` (default: {default})\n- `OTHER` (default: x)\n"
+    text = f"# P\n## Inputs\n{inputs}## Tasks\n### t\n- **command**: `ls {{DATA}}`\n"
+    plan.write_text(text)
+    found = [(each.line, each.hint) for each in read_plan(plan).findings.errors]
+    assert found == ([(3, hint)] if hint else [])
+    assert read_plan(plan, given={"DATA": "data"}).findings.errors == []
+    plan.write_text(text.replace("ls {DATA}", "ls"))
+    assert read_plan(plan).findings.errors == []
+
+
 @pytest.mark.timeout(10)
 @pytest.mark.parametrize("value", ["pipe", "a\0b", "../x.csv", "~/x.csv", "", "/", "folder"])
 def test_an_input_that_names_no_file_hangs_and_breaks_nothing(value: str, tmp_path: Path) -> None:

@@ -109,6 +109,7 @@ def check(
     if exists is not None:
         _files(plan, exists, findings)
     if content_of is not None:
+        _defaults(plan, given or {}, findings)
         defaults = {each.name: each.default for each in plan.inputs if each.default is not None}
         is_final = given is not None
         inputs = InputValues({**defaults, **given} if is_final else {}, {} if is_final else defaults, root)
@@ -381,6 +382,27 @@ def _placeholders(plan: Plan, findings: Findings) -> None:
                 findings.wrong(line, text, "add - **foreach**: FILE.json:path.to.array")
             elif not place.is_item and (place.name not in fillable or place.fields):
                 findings.wrong(line, f"nothing fills {place}", lambda place=place: _how_to_fill(place, known))
+
+
+def _defaults(plan: Plan, given: Mapping[str, str], findings: Findings) -> None:
+    """Placeholders in the defaults that count: a value is never filled in. Not a matter of the coordinator, which is
+    not told whether a value was given."""
+    known = {*BUILT_INS, *(each.name for each in plan.inputs)}
+    for each in plan.inputs:
+        if each.default is None or each.name in given or each.name not in plan.used:
+            continue
+        for _, place in places_in(each.default):
+            if place.name in known and not place.fields:
+                says = (
+                    f"nothing fills {place} in the default of {each.name}: a value is taken as it is written"
+                )
+                findings.wrong(each.line, says, _instead(place, each.name))
+
+
+def _instead(place: Placeholder, name: str) -> str:
+    if place.name == "PLAN_PATH":
+        return "leave it out: a relative path is below the plan's folder"
+    return f"write {place} in the tasks, before {{{name}}} or in its place"
 
 
 def _other_spellings(task: Task, plan: Plan, fillable: frozenset[str], findings: Findings) -> None:
