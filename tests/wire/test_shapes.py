@@ -9,7 +9,7 @@ import openai
 import pytest
 
 from support.open_gateway import CATALOG, HELLO, MIB, open_gateway
-from support.peer import Asked
+from support.peer import Asked, chat_events, sse, stream_of
 from watchbill.catalog import EngineRules, Model
 
 USER: dict[str, object] = {"model": "a", "messages": [{"role": "user", "content": "x"}]}
@@ -111,3 +111,79 @@ async def test_fewer_dimensions_are_cut_here_for_a_real_client() -> None:
             await client.embeddings.create(model="a", input=["x"], dimensions=5)
         with pytest.raises(openai.BadRequestError, match="encoding_format"):
             await client.embeddings.create(model="a", input=["x"], dimensions=2, encoding_format="int8")
+
+
+OLLAMA = replace(LLAMACPP, engines={"peer": EngineRules("peer", "ollama")})
+LOOK = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
+GO = {"type": "function", "function": {"name": "go", "parameters": {"type": "object"}}}
+TOOLS: dict[str, object] = {**USER, "tools": [LOOK, GO]}
+
+
+def one(name: str) -> dict[str, object]:
+    return {"type": "function", "function": {"name": name}}
+
+
+@pytest.mark.parametrize("choice", [one("gone"), {"type": "function"}, {"type": "auto"}], ids=str)
+async def test_a_choice_of_a_tool_that_is_not_there_is_refused(choice: object) -> None:
+    """LANE-01: llama.cpp answers as if no tool had been chosen."""
+    async with open_gateway(HELLO) as opened:
+        answer = await opened.ask("/v1/chat/completions", {**TOOLS, "tool_choice": choice})
+        assert answer.status == 400 and "is not among the tools" in answer.json["error"]["message"]
+        assert opened.peer.asked == []
+
+
+async def test_llamacpp_is_asked_for_a_call_of_one_tool_in_words_that_it_knows() -> None:
+    """LANE-01: "Wrong type supplied for parameter 'tool_choice', using default value", says its log."""
+    async with open_gateway(HELLO, catalog=LLAMACPP) as opened:
+        asked = {**TOOLS, "tool_choice": one("go"), "parallel_tool_calls": True}
+        assert (await opened.ask("/v1/chat/completions", asked)).status == 200
+        sent = opened.peer.asked[-1].json
+        assert (sent["tools"], sent["tool_choice"], sent["parallel_tool_calls"]) == ([GO], "required", False)
+        assert (await opened.ask("/v1/chat/completions", {**TOOLS, "tool_choice": "auto"})).status == 200
+        assert opened.peer.asked[-1].json["tools"] == [LOOK, GO]
+
+
+async def test_every_door_asks_llamacpp_for_one_tool_alone() -> None:
+    """LANE-01: Anthropic's and OpenAI's newer API say it in their own ways."""
+    responses = {"tools": [{"type": "function", **LOOK["function"]}, {"type": "function", **GO["function"]}]}  # type: ignore[dict-item]
+    messages = [{"name": name, "input_schema": {"type": "object"}} for name in ("look", "go")]
+    named = {"type": "tool", "name": "go"}
+    asked = {
+        "/v1/responses": {"input": "x", **responses, "tool_choice": {"type": "function", "name": "go"}},
+        "/v1/messages": {
+            "max_tokens": 9, "messages": USER["messages"], "tools": messages, "tool_choice": named,
+        },
+    }  # fmt: skip
+    async with open_gateway(HELLO, catalog=LLAMACPP) as opened:
+        for path, body in asked.items():
+            assert (await opened.ask(path, {"model": "a", **body})).status == 200
+            sent = opened.peer.asked[-1].json
+            assert [tool["function"]["name"] for tool in sent["tools"]] == ["go"]
+            assert sent["tool_choice"] == "required"
+
+
+async def test_what_ollama_passes_over_is_said_in_its_words_or_refused() -> None:
+    """LANE-01: it has no field for the newer limit, for `n`, and for a choice among tools."""
+    async with open_gateway(HELLO, catalog=OLLAMA) as opened:
+        asked = {**TOOLS, "max_completion_tokens": 7, "max_tokens": 9, "tool_choice": "none"}
+        assert (await opened.ask("/v1/chat/completions", asked)).status == 200
+        sent = opened.peer.asked[-1].json
+        assert sent["max_tokens"] == 7
+        assert not {"max_completion_tokens", "tools", "tool_choice"} & sent.keys()
+        answer = await opened.ask("/v1/chat/completions", {**USER, "n": 3})
+        assert [choice["index"] for choice in answer.json["choices"]] == [0, 1, 2]
+        for wish in ({"logit_bias": {"5": 1}}, {"functions": [LOOK["function"]]}, {"audio": {"voice": "x"}}):
+            assert (await opened.ask("/v1/chat/completions", {**USER, **wish})).status == 400
+        idle: dict[str, object] = {"logit_bias": {}, "modalities": ["text"], "tool_choice": "auto"}
+        assert (await opened.ask("/v1/chat/completions", {**TOOLS, **idle})).status == 200
+
+
+@pytest.mark.parametrize("choice", ["required", one("go")], ids=str)
+async def test_a_demanded_call_is_made_by_a_model_of_ollama(choice: object) -> None:
+    """LANE-01: Ollama offers tools, and takes a demand for one without a word."""
+    said = stream_of(sse(*chat_events('{"name": "go", "arguments": {}}')))
+    async with open_gateway(said, catalog=OLLAMA) as opened:
+        answer = await opened.ask("/v1/chat/completions", {**TOOLS, "tool_choice": choice})
+        [call] = answer.json["choices"][0]["message"]["tool_calls"]
+        assert call["function"]["name"] == "go"
+        assert "response_format" in opened.peer.asked[-1].json

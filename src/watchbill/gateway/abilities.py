@@ -17,7 +17,7 @@ from watchbill.gateway.forced_calls import ForcedCall, is_forced, with_calls_in_
 from watchbill.gateway.lifting import Lifted
 from watchbill.gateway.modelfiles import Facts, ModelFiles
 from watchbill.gateway.room import Room, room_of
-from watchbill.gateway.shapes import LLAMACPP_IGNORES, refuse_ignored
+from watchbill.gateway.shapes import for_llamacpp, for_ollama
 from watchbill.gateway.typed import is_word
 from watchbill.gguf import Header
 from watchbill.runtime.driver import Driver
@@ -56,6 +56,7 @@ class Able:
     thinking: bool | None = None
     insert: bool | None = None  # fills in a text between two others
     is_llamacpp: bool = False  # hosted by our own, which forces calls by a grammar
+    is_ollama: bool = False  # hosted by an Ollama, which knows tools and cannot be made to call one
     room: Room | None = None  # for a prompt, where that is known
 
     def listed(self) -> list[str]:
@@ -125,8 +126,9 @@ class Abilities:
         """A chat, of a body of `size` bytes, as a model may be asked it. Raises RequestError for what the model surely
         cannot do, and SurelyTooLong.
 
-        A call that must be made is forced where the model's template knows no tools and its engine can; one that
-        need not be made is left to the engine. Tools are refused where the config says that the model has none."""
+        A call that must be made is forced where the model's template knows no tools and its engine can, and where its
+        engine cannot be made to call; one that need not be made is left to the engine. Tools are refused where the
+        config says that the model has none."""
         if self._library is not None and (entry := self._library.find(submission.model)) is not None:
             chat = _dressed(chat, entry)
         model = self._model(submission)
@@ -136,17 +138,13 @@ class Abilities:
         submission = _checked(model, able, submission, "completion", chat.get("messages"))
         if able.room is not None and size > able.room.bytes:
             able.room.check(model.name, chat, lifted)
-        if able.is_llamacpp and not LLAMACPP_IGNORES.isdisjoint(chat):
-            refuse_ignored(chat, model.name)
+        chat = _as_understood(chat, model, able)
         if able.audio is False and has_audio(chat.get("messages")):
             raise RequestError(f"{model.name} does not accept audio, and the request contains some")
-        if able.tools is not False:
+        if able.tools is False:
+            _check_tools(chat, model, able)
+        elif not (able.is_ollama and is_forced(chat)):
             return Allowed(submission, chat)
-        wants_tools = bool(chat.get("tools")) and chat.get("tool_choice") != "none"
-        if wants_tools and (model.abilities is not None or (is_forced(chat) and not able.is_llamacpp)):
-            raise RequestError(
-                f"{model.name} cannot use tools; leave them out, or ask a model that lists tools at /v1/models"
-            )
         if not is_forced(chat):
             return Allowed(submission, _in_words(chat))
         forced = ForcedCall(chat)
@@ -165,6 +163,23 @@ def _checked(
     if able.vision is False:
         raise RequestError(f"{model.name} cannot see: the request has an image, and it takes only text")
     return msgspec.structs.replace(submission, exact=True)
+
+
+def _as_understood(chat: Fields, model: Model, able: Able) -> Fields:
+    """A chat in words that its engine understands. Raises RequestError for what the engine would pass over."""
+    if able.is_llamacpp:
+        return for_llamacpp(chat, model.name)
+    return for_ollama(chat, model.name) if able.is_ollama else chat
+
+
+def _check_tools(chat: Fields, model: Model, able: Able) -> None:
+    """Raises RequestError for tools that a model without them is offered: where the config says so, or a call of one is
+    demanded and nothing can force it."""
+    wants_tools = bool(chat.get("tools")) and chat.get("tool_choice") != "none"
+    if wants_tools and (model.abilities is not None or (is_forced(chat) and not able.is_llamacpp)):
+        raise RequestError(
+            f"{model.name} cannot use tools; leave them out, or ask a model that lists tools at /v1/models"
+        )
 
 
 def _dressed(chat: Fields, entry: Entry) -> Fields:
@@ -220,6 +235,7 @@ def _has(messages: object, kinds: frozenset[str]) -> bool:
 def _able(model: Model, driver: str, facts: Facts) -> Able:
     told = facts.abilities
     found = _found(model, driver, facts.header) if told is None else _told(told)
+    found = replace(found, is_ollama=driver == "ollama")
     if model.abilities is None or not found.completion:
         return found
     declared = {name: name in model.abilities for name in ("tools", "vision", "audio", "thinking", "insert")}

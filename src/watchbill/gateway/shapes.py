@@ -2,7 +2,8 @@
 
 llama.cpp answers as if a stop of the wrong kind, or a schema that is not there, had not been asked for, and so do
 others: the caller takes the answer for what it wanted. What cannot be meant is refused here, for every engine; what
-only llama.cpp passes over is refused for its models alone. Does no I/O.
+only llama.cpp or only Ollama passes over is said in words that it knows, else refused, for its models alone. Does no
+I/O.
 """
 
 from collections.abc import Callable
@@ -12,14 +13,16 @@ from watchbill.errors import RequestError
 from watchbill.gateway.typed import count_of
 from watchbill.quoting import quoted
 
-__all__ = ["LLAMACPP_IGNORES", "SHAPED", "check_shapes", "refuse_ignored"]
+__all__ = ["SHAPED", "check_shapes", "for_llamacpp", "for_ollama"]
 
 Fields = dict[str, object]
 
-#: Fields that llama.cpp takes without a word and without an effect.
-LLAMACPP_IGNORES = frozenset(
-    {"echo", "suffix", "best_of", "modalities", "audio", "functions", "function_call"}
-)
+#: Fields that llama.cpp and Ollama take without a word and without an effect.
+_IGNORED = frozenset({"echo", "best_of", "modalities", "audio", "functions", "function_call"})
+#: These, and what llama.cpp understands only in part: a `tool_choice` of one tool is `auto` to it.
+_LLAMACPP_MISREADS = _IGNORED | {"suffix", "tool_choice"}
+#: These, and what Ollama has no field for at its addresses of OpenAI.
+_OLLAMA_MISREADS = _IGNORED | {"logit_bias", "max_completion_tokens", "tool_choice"}
 
 
 def check_shapes(body: Fields) -> Fields:
@@ -34,19 +37,55 @@ def check_shapes(body: Fields) -> Fields:
     return _with_stops(body) if "stop" in body else body
 
 
-def refuse_ignored(body: Fields, model: str) -> None:
-    """Raises RequestError for what a model of llama.cpp would leave out."""
-    if body.get("echo"):
-        raise RequestError(f"{model} cannot echo the prompt: llama.cpp has no echo; leave it out")
+def for_llamacpp(body: Fields, model: str) -> Fields:
+    """The body as llama.cpp understands it. Raises RequestError for what it would leave out."""
+    if _LLAMACPP_MISREADS.isdisjoint(body):
+        return body
+    _refuse_ignored(body, model, "llama.cpp")
     if body.get("suffix"):
         raise RequestError(f"{model} takes no suffix here; ask llama.cpp's own /infill, or /api/generate")
+    choice = body.get("tool_choice")
+    return _with_one_tool(body, cast("Fields", choice)) if isinstance(choice, dict) else body
+
+
+def for_ollama(body: Fields, model: str) -> Fields:
+    """The body in the fields that Ollama has. Raises RequestError for what it would leave out.
+
+    A demanded call stays as it is: Ollama cannot force one, and whoever asks it has to."""
+    if _OLLAMA_MISREADS.isdisjoint(body):
+        return body
+    _refuse_ignored(body, model, "Ollama")
+    if body.get("logit_bias"):
+        raise RequestError(f"{model} cannot weigh tokens: Ollama has no logit_bias; leave it out")
+    if "max_completion_tokens" in body:
+        limit = body["max_completion_tokens"]
+        body = {**_without(body, "max_completion_tokens"), "max_tokens": limit}
+    if body.get("tool_choice") == "none":
+        body = _without(body, "tools", "tool_choice", "parallel_tool_calls")
+    return body
+
+
+def _refuse_ignored(body: Fields, model: str, program: str) -> None:
+    """Raises RequestError for what neither of the two programs knows."""
+    if body.get("echo"):
+        raise RequestError(f"{model} cannot echo the prompt: {program} has no echo; leave it out")
     if count_of(body.get("best_of")) > max(1, count_of(body.get("n"))):
-        raise RequestError(f"{model} makes no more choices than it gives: llama.cpp has no best_of; use n")
+        raise RequestError(f"{model} makes no more choices than it gives: {program} has no best_of; use n")
     modalities = body.get("modalities")
     if body.get("functions") or body.get("function_call"):
         raise RequestError(f"{model} takes no functions, their older name: send tools and tool_choice")
     if body.get("audio") or (isinstance(modalities, list) and "audio" in modalities):
         raise RequestError(f"{model} answers in text alone; leave audio out")
+
+
+def _with_one_tool(body: Fields, choice: Fields) -> Fields:
+    """The demand for one call of one tool, as a choice without another: the other tools are left out."""
+    tools = [tool for tool in _listed(body.get("tools")) if _name_of(tool) == _name_of(choice)]
+    return {**body, "tools": tools, "tool_choice": "required", "parallel_tool_calls": False}
+
+
+def _without(body: Fields, *names: str) -> Fields:
+    return {name: value for name, value in body.items() if name not in names}
 
 
 def _check_format(body: Fields) -> None:
@@ -64,6 +103,10 @@ def _check_choice(body: Fields) -> None:
     choice = body["tool_choice"]
     if (choice == "required" or isinstance(choice, dict)) and not body.get("tools"):
         raise RequestError("tool_choice demands a call, and the request has no tools")
+    if isinstance(choice, dict) and cast("Fields", choice).get("type") != "allowed_tools":
+        name = _name_of(cast("Fields", choice))
+        if name is None or name not in map(_name_of, _listed(body.get("tools"))):
+            raise RequestError(f"tool_choice names {quoted(name)}, which is not among the tools")
 
 
 def _with_allowed(body: Fields, choice: Fields) -> Fields:
@@ -127,7 +170,7 @@ def _with_stops(body: Fields) -> Fields:
     kept = [each for each in cast("list[object]", stop) if each] if isinstance(stop, list) else []
     if kept:
         return {**body, "stop": kept}
-    return {name: value for name, value in body.items() if name != "stop"}
+    return _without(body, "stop")
 
 
 _CHECKS: dict[str, Callable[[Fields], None]] = {

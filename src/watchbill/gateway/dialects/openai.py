@@ -139,8 +139,10 @@ class OpenAiApi:
         """How many choices a model's engine makes at once; None: it sees to that itself."""
         catalog = self._services.driver.catalog
         model = catalog.find_model(submission.model)
-        is_ours = model is not None and catalog.engines[model.engine].driver == "llamacpp"
-        return model.concurrency if model is not None and is_ours else None
+        driver = None if model is None else catalog.engines[model.engine].driver
+        if model is None or driver not in ("llamacpp", "ollama"):
+            return None
+        return model.concurrency if driver == "llamacpp" else 1  # Ollama passes over `n` without a word
 
     async def _several(
         self, context: RequestContext, allowed: Allowed, runs: list[Run], path: str, *, stream: bool

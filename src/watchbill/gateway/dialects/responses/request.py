@@ -92,7 +92,8 @@ def read(body: Fields, *, counting: bool = False, token: str | None = None) -> A
         raise RequestError("previous_response_id must be a text")
     if "input" not in given and previous is None and not counting:
         raise RequestError("input must be a text or a list of items")
-    offered = _allowed(_offered(given.get("tools")), given.get("tool_choice"))
+    tools = given.get("tools")
+    offered = _allowed(_offered(tools), given.get("tool_choice"), tools)
     custom = frozenset(str(tool["name"]) for tool in offered if tool["type"] == "custom")
     return Asked(
         token, input_items(given.get("input", []), token), offered, custom, given, stream, background, store, previous,
@@ -220,8 +221,9 @@ def _is_usable(tool: Fields) -> bool:
     return kind == "function"
 
 
-def _allowed(tools: list[Fields], choice: object) -> list[Fields]:
-    """The tools that `tool_choice` leaves. Raises RequestError for a choice that cannot be kept."""
+def _allowed(tools: list[Fields], choice: object, given: object) -> list[Fields]:
+    """The tools that `tool_choice` leaves of those that can be used; `given` are all. Raises RequestError for a choice
+    that cannot be kept."""
     if choice is None or choice in ("none", "auto"):
         return tools
     if choice == "required":
@@ -233,14 +235,14 @@ def _allowed(tools: list[Fields], choice: object) -> list[Fields]:
     fields = cast("Fields", choice)
     kind = fields.get("type")
     if kind == "allowed_tools":
-        return _subset(tools, fields)
+        return _subset(tools, fields, cast("list[Fields]", given or []))
     if kind in ("function", "custom"):
         _find(tools, fields)
         return tools
     raise RequestError(f"tool_choice names {quoted(kind)}, a tool that cannot be used here")
 
 
-def _subset(tools: list[Fields], choice: Fields) -> list[Fields]:
+def _subset(tools: list[Fields], choice: Fields, given: list[Fields]) -> list[Fields]:
     named = choice.get("tools")
     if choice.get("mode") not in ("auto", "required") or not isinstance(named, list):
         raise RequestError("allowed_tools must have a mode, auto or required, and a list of tools")
@@ -249,6 +251,8 @@ def _subset(tools: list[Fields], choice: Fields) -> list[Fields]:
     if not all(isinstance(name, str) for name in names):
         raise RequestError("a tool that allowed_tools names must have its name")
     allowed = frozenset(cast("list[str]", names))
+    if unknown := allowed.difference(tool.get("name") for tool in given):
+        raise RequestError(f"allowed_tools names {quoted(min(unknown))}, which is not among the tools")
     left = [tool for tool in tools if tool["name"] in allowed]
     if not left and choice["mode"] == "required":
         raise RequestError("tool_choice allows only tools that cannot be used here")
