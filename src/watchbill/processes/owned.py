@@ -12,6 +12,7 @@ import os
 import signal
 import subprocess
 import sys
+from asyncio import FIRST_COMPLETED
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -151,9 +152,14 @@ class OwnedProcess:
 
     async def _ask(self, ask: Callable[[], Awaitable[object]]) -> bool:
         """Asks it to stop, and returns whether that was enough. An exception in `ask` does not end the sequence."""
-        asking = asyncio.ensure_future(ask())
+        asking, until = asyncio.ensure_future(ask()), self._loop.time() + limits.STOP_ASK_MS / 1000
         try:
-            return await self.ends_within(limits.STOP_ASK_MS)
+            await asyncio.wait(
+                [self._ended, asking], timeout=limits.STOP_ASK_MS / 1000, return_when=FIRST_COMPLETED
+            )
+            if asking.done() and not asking.cancelled() and asking.exception() is not None:
+                return self._ended.done()  # it was not asked, so nothing more can come of it
+            return await self.ends_within(round(max(0.0, until - self._loop.time()) * 1000))
         finally:
             asking.cancel()
             await asyncio.wait([asking])
