@@ -141,6 +141,29 @@ async def test_tools_that_need_not_be_called_leave_the_chat_as_it_is() -> None:
         assert "look" in sent[1]["content"] and "seen" in sent[2]["content"]
 
 
+RESULT = {"role": "tool", "tool_call_id": "c", "content": "seen"}
+
+
+@pytest.mark.usefixtures("no_tools")
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"messages": None, "tool_choice": "required"},
+        {"messages": 5, "tool_choice": "required"},
+        {"messages": ["hi", *CHAT["messages"]], "tool_choice": "required"},
+        {"tools": [5, TOOL], "tool_choice": "required"},
+        {"messages": ["hi", RESULT]},
+    ],
+    ids=str,
+)
+async def test_what_is_no_message_is_refused_and_not_left_out(body: dict[str, object]) -> None:
+    """LANE-01: the model would answer a conversation that nobody had."""
+    async with open_gateway(catalog=HERE) as opened:
+        answer = await opened.ask("/v1/chat/completions", {**CHAT, **body})
+        assert answer.status == 400 and "must be a list of objects" in answer.json["error"]["message"]
+        assert not opened.peer.asked
+
+
 @pytest.mark.parametrize(
     ("model", "body", "status"),
     [

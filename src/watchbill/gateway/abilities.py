@@ -13,7 +13,7 @@ import msgspec
 from watchbill.catalog import Model
 from watchbill.errors import RequestError
 from watchbill.gateway.dialects.ollama.request import as_options
-from watchbill.gateway.forced_calls import ForcedCall, is_forced, with_calls_in_words
+from watchbill.gateway.forced_calls import ForcedCall, is_forced, messages_of, with_calls_in_words
 from watchbill.gateway.lifting import Lifted
 from watchbill.gateway.modelfiles import Facts, ModelFiles
 from watchbill.gateway.room import Room, room_of
@@ -203,8 +203,7 @@ def _in_words(chat: Fields) -> Fields:
         isinstance(each, dict) and ("tool_calls" in each or "tool_call_id" in each) for each in listed
     ):
         return chat
-    told = [cast("Fields", each) for each in listed if isinstance(each, dict)]
-    return {**chat, "messages": with_calls_in_words(told)}
+    return {**chat, "messages": with_calls_in_words(messages_of(chat))}
 
 
 def has_image(messages: object) -> bool:

@@ -18,7 +18,7 @@ from watchbill.gateway.growing import Kept
 from watchbill.gateway.wire import NO_STREAM, decode_fields, event
 from watchbill.quoting import quoted
 
-__all__ = ["ForcedCall", "is_forced", "with_calls_in_words"]
+__all__ = ["ForcedCall", "is_forced", "messages_of", "with_calls_in_words"]
 
 Fields = dict[str, object]
 
@@ -35,6 +35,11 @@ def is_forced(chat: Fields) -> bool:
     """Whether a chat demands a call: any, or that of one tool."""
     choice = chat.get("tool_choice")
     return bool(chat.get("tools")) and (choice == "required" or isinstance(choice, dict))
+
+
+def messages_of(chat: Fields) -> list[Fields]:
+    """The messages of a chat that is written anew. Raises RequestError for what would be lost on the way."""
+    return _all_objects(chat.get("messages"), "messages")
 
 
 def with_calls_in_words(messages: list[Fields]) -> list[Fields]:
@@ -82,7 +87,7 @@ class ForcedCall:
         left = {"tools", "tool_choice", "parallel_tool_calls"}
         chat: Fields = {name: value for name, value in self._chat.items() if name not in left}
         listed = "\n".join(encode(function).decode() for function in self._functions)
-        messages = with_calls_in_words(_objects(chat.get("messages")))
+        messages = with_calls_in_words(messages_of(chat))
         chat["messages"] = _with_system(messages, _SAY + listed)
         schema = {"name": "call", "strict": True, "schema": _schema(self._functions)}
         return {**chat, "response_format": {"type": "json_schema", "json_schema": schema}}
@@ -139,7 +144,7 @@ class ForcedCall:
 def _chosen(chat: Fields) -> list[Fields]:
     """The functions that may be called."""
     offered: list[Fields] = []
-    for tool in _objects(chat.get("tools")):
+    for tool in _all_objects(chat.get("tools"), "tools"):
         function = tool.get("function")
         fields = cast("Fields", function) if isinstance(function, dict) else {}
         name = fields.get("name")
@@ -186,6 +191,13 @@ def _with_system(messages: list[Fields], text: str) -> list[Fields]:
     if first.get("role") == "system" and isinstance(first.get("content"), str):
         return [{**first, "content": f"{first['content']}\n\n{text}"}, *messages[1:]]
     return [{"role": "system", "content": text}, *messages]
+
+
+def _all_objects(value: object, name: str) -> list[Fields]:
+    objects = _objects(value)
+    if not isinstance(value, list) or len(objects) < len(cast("list[object]", value)):
+        raise RequestError(f"{name} must be a list of objects")
+    return objects
 
 
 def _objects(value: object) -> list[Fields]:
