@@ -170,12 +170,26 @@ async def test_what_ollama_passes_over_is_said_in_its_words_or_refused() -> None
         sent = opened.peer.asked[-1].json
         assert sent["max_tokens"] == 7
         assert not {"max_completion_tokens", "tools", "tool_choice"} & sent.keys()
+        two = {**TEXT, "prompt": ["x", "y"], "max_completion_tokens": 7, "stream": True}
+        assert (await opened.ask("/v1/completions", two)).status == 200
+        assert [each.json["max_tokens"] for each in opened.peer.asked[-2:]] == [7, 7]
         answer = await opened.ask("/v1/chat/completions", {**USER, "n": 3})
         assert [choice["index"] for choice in answer.json["choices"]] == [0, 1, 2]
         for wish in ({"logit_bias": {"5": 1}}, {"functions": [LOOK["function"]]}, {"audio": {"voice": "x"}}):
             assert (await opened.ask("/v1/chat/completions", {**USER, **wish})).status == 400
         idle: dict[str, object] = {"logit_bias": {}, "modalities": ["text"], "tool_choice": "auto"}
         assert (await opened.ask("/v1/chat/completions", {**TOOLS, **idle})).status == 200
+
+
+async def test_another_engine_gets_the_limit_under_the_name_that_its_caller_gave_it() -> None:
+    """LANE-01: some of OpenAI's models refuse the older one."""
+    for catalog in (CATALOG, LLAMACPP):
+        async with open_gateway(HELLO, catalog=catalog) as opened:
+            assert (
+                await opened.ask("/v1/chat/completions", {**USER, "max_completion_tokens": 7})
+            ).status == 200
+            sent = opened.peer.asked[-1].json
+            assert sent["max_completion_tokens"] == 7 and "max_tokens" not in sent
 
 
 @pytest.mark.parametrize("choice", ["required", one("go")], ids=str)

@@ -13,7 +13,7 @@ from watchbill.errors import RequestError
 from watchbill.gateway.typed import count_of
 from watchbill.quoting import quoted
 
-__all__ = ["SHAPED", "check_shapes", "for_llamacpp", "for_ollama"]
+__all__ = ["SHAPED", "check_shapes", "for_llamacpp", "for_ollama", "with_older_limit"]
 
 Fields = dict[str, object]
 
@@ -22,7 +22,7 @@ _IGNORED = frozenset({"echo", "best_of", "modalities", "audio", "functions", "fu
 #: These, and what llama.cpp understands only in part: a `tool_choice` of one tool is `auto` to it.
 _LLAMACPP_MISREADS = _IGNORED | {"suffix", "tool_choice"}
 #: These, and what Ollama has no field for at its addresses of OpenAI.
-_OLLAMA_MISREADS = _IGNORED | {"logit_bias", "max_completion_tokens", "tool_choice"}
+_OLLAMA_MISREADS = _IGNORED | {"logit_bias", "tool_choice"}
 
 
 def check_shapes(body: Fields) -> Fields:
@@ -57,12 +57,16 @@ def for_ollama(body: Fields, model: str) -> Fields:
     _refuse_ignored(body, model, "Ollama")
     if body.get("logit_bias"):
         raise RequestError(f"{model} cannot weigh tokens: Ollama has no logit_bias; leave it out")
-    if "max_completion_tokens" in body:
-        limit = body["max_completion_tokens"]
-        body = {**_without(body, "max_completion_tokens"), "max_tokens": limit}
-    if body.get("tool_choice") == "none":
-        body = _without(body, "tools", "tool_choice", "parallel_tool_calls")
-    return body
+    if body.get("tool_choice") != "none":
+        return body
+    return _without(body, "tools", "tool_choice", "parallel_tool_calls")
+
+
+def with_older_limit(body: Fields) -> Fields:
+    """The body with `max_completion_tokens` under its older name: Ollama knows only that, and some of OpenAI's models
+    only the newer one."""
+    limit = body["max_completion_tokens"]
+    return {**_without(body, "max_completion_tokens"), "max_tokens": limit}
 
 
 def _refuse_ignored(body: Fields, model: str, program: str) -> None:

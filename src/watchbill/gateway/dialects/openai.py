@@ -14,6 +14,7 @@ import msgspec
 
 from watchbill.catalog import Model
 from watchbill.core.stages import ModelStatus
+from watchbill.engines.connection import Outgoing
 from watchbill.errors import RequestError
 from watchbill.gateway.abilities import Allowed
 from watchbill.gateway.answers import json_response
@@ -24,13 +25,13 @@ from watchbill.gateway.dialects.completion_out import CompletionOut, fallen_back
 from watchbill.gateway.dialects.several import Run, SeveralOut, choices_of, merged, runs_of
 from watchbill.gateway.fallback import Fallback
 from watchbill.gateway.http.messages import Answer, Response
-from watchbill.gateway.model_calls import Fields, ModelCalls, Whole
+from watchbill.gateway.model_calls import Fields, ModelCalls, Sender, Whole
 from watchbill.gateway.options import check_ranges
 from watchbill.gateway.request_context import RequestContext
 from watchbill.gateway.services import Services
-from watchbill.gateway.shapes import SHAPED, check_shapes
+from watchbill.gateway.shapes import SHAPED, check_shapes, with_older_limit
 from watchbill.gateway.vectors import as_base64, count_dimensions, cut_vectors, write_rows
-from watchbill.runtime.ticket import Submission
+from watchbill.runtime.ticket import Start, Submission
 
 __all__ = ["OpenAiApi"]
 
@@ -128,12 +129,25 @@ class OpenAiApi:
                 return await self._several(context, allowed, runs, path, stream=stream is True)
         if stream:
             out = CompletionOut(context, chat=chat)
-            return await self._calls.stream(context, submission, JsonSender(body, path), out, forced=forced)
-        send, make = JsonSender(body, path, is_streamed=True), _ASSEMBLIES[chat]
+            return await self._calls.stream(context, submission, self._sender(body, path), out, forced=forced)
+        send, make = self._sender(body, path, is_streamed=True), _ASSEMBLIES[chat]
         answer = await self._calls.collect(context, submission, send, make, forced=forced)
         if isinstance(answer, Fallback):
             return json_response(fallen_back(answer, context.id, chat=chat), context.lines())
         return self._pass_on(context, answer)
+
+    def _sender(self, body: Fields, path: str, *, is_streamed: bool = False) -> Sender:
+        """Sends a body to the engine whose turn it is; an Ollama here is told the older name of the newer limit."""
+        send = JsonSender(body, path, is_streamed)
+        if "max_completion_tokens" not in body:
+            return send
+        older = JsonSender(with_older_limit(body), path, is_streamed)
+
+        def send_either(start: Start) -> Outgoing:
+            driver = None if start.site else self._services.driver.catalog.driver_of(start.model)
+            return (older if driver == "ollama" else send)(start)
+
+        return send_either
 
     def _places(self, submission: Submission) -> int | None:
         """How many choices a model's engine makes at once; None: it sees to that itself."""
@@ -153,7 +167,7 @@ class OpenAiApi:
             out, answer = SeveralOut(context, chat=chat), None
             for place, run in enumerate(runs):
                 out.begin(run, is_last=place == len(runs) - 1)
-                send = JsonSender(run.body, path)
+                send = self._sender(run.body, path)
                 answer = await self._calls.stream(context, submission, send, out, forced=forced)
                 if out.has_failed:
                     break
@@ -161,7 +175,7 @@ class OpenAiApi:
             return answer
         answers: list[tuple[Run, Fields]] = []
         for run in runs:
-            send = JsonSender(run.body, path, is_streamed=True)
+            send = self._sender(run.body, path, is_streamed=True)
             make = partial(Assembly, chat=chat, sums=True)
             told = await self._calls.collect(context, submission, send, make, forced=forced)
             if isinstance(told, Fallback):
