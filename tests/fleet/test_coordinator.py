@@ -586,6 +586,25 @@ def test_a_retry_goes_on_with_a_batch_that_has_fewer_items_than_before(rig: Rig,
     assert rig.counted("b1")[-1]["outcome"] == "complete"
 
 
+def test_two_retries_one_after_the_other_keep_what_is_complete_and_unchanged(rig: Rig) -> None:
+    """PLAN-07: the second one comes before the first has made the items anew; only what changed runs."""
+    rig.submit("b1", "p", f"{FAN_OUT}### x\n- **command**: `true`\n")
+    manifest = rig.root / places.batch_folder("p", "b1") / "manifest.json"
+    manifest.parent.mkdir(parents=True)
+    manifest.write_text('{"items": [{"id": "a", "n": 1}, {"id": "b", "n": 2}, {"id": "c", "n": 3}]}')
+    _work_on(rig, 0)
+    ask_to_reopen(rig.disk, Reopening("r1", "b1", "p", ("scan", "each_c")))
+    rig.brain = rig.new_brain(100)
+    rig.brain.turn(100)
+    ask_to_reopen(rig.disk, Reopening("r2", "b1", "p", ("x",)))
+    rig.brain.turn(101)
+    manifest.write_text('{"items": [{"id": "a", "n": 1}, {"id": "b", "n": 20}, {"id": "c", "n": 3}]}')
+    _work_on(rig, 102)
+    counted = [entry["task"] for entry in rig.counted("b1") if entry["e"] == "accept"]
+    assert {task: counted.count(f"each_{task}") for task in "abc"} == {"a": 1, "b": 2, "c": 2}
+    assert rig.counted("b1")[-1]["outcome"] == "complete"
+
+
 def test_a_retry_takes_back_a_fan_out_of_which_most_tasks_wait_for_their_turn(rig: Rig) -> None:
     """PLAN-07: they are not there any more when their turn has come, and the coordinator goes on."""
     rig.submit("b1", "p", FAN_OUT)

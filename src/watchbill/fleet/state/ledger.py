@@ -134,6 +134,7 @@ class Former(NamedTuple):
     spec: Spec
     items: tuple[str, ...]
     state: TaskState
+    inputs: Mapping[str, object]
 
 
 class FormerItems(NamedTuple):
@@ -181,7 +182,6 @@ class Ledger:
         )  # the tasks that were asked for; none: all that did not complete
         self.former: dict[str, Former] = {}
         self.former_items: dict[str, FormerItems] = {}
-        self.former_inputs: Mapping[str, object] = {}
         self.kept: set[str] = set()  # tasks whose former end counts
         self.approved: dict[
             str, str
@@ -394,15 +394,25 @@ class Ledger:
 
     def _remember(self) -> None:
         """Keep what the last round came to."""
-        self.former_inputs = self.inputs
-        self.former = {
-            task: Former(self.phase(task), self.spec(task), self.items(task), self.state(task))
+        self.former = self._still_to_come() | {
+            task: Former(self.phase(task), self.spec(task), self.items(task), self.state(task), self.inputs)
             for task in self.tasks()
         }
         self.former_items = {
             template: FormerItems(self._specs[template], self._slices[names[0]].items if names else (), tuple(names))
             for template, names in self._expanded.items()
         }  # fmt: skip
+
+    def _still_to_come(self) -> dict[str, Former]:
+        """What was complete before this round in fan-outs that have no tasks in it yet, but for what was asked for."""
+        return {
+            task: former
+            for task, former in self.former.items()
+            if former.phase is Phase.COMPLETE
+            and former.spec.node.name != task
+            and former.spec.node.name not in self._expanded
+            and task not in self.again
+        }
 
     def _keep(self, entry: Keep) -> Effect:
         effect = Effect()

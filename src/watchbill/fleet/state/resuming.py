@@ -106,7 +106,7 @@ def _changed(ledger: Ledger, task: str, former: Former) -> Reason | None:
         if spec.scripts.get(path) != former.spec.scripts.get(path):
             return Reason(Change.SCRIPT, path)
     for name in sorted(_inputs_of(spec)):
-        if ledger.inputs.get(name) != ledger.former_inputs.get(name):
+        if ledger.inputs.get(name) != former.inputs.get(name):
             return Reason(Change.INPUT, name)
     if ledger.items(task) != former.items:
         return Reason(Change.ITEMS)
