@@ -703,3 +703,49 @@ def test_a_turn_that_comes_too_late_for_its_request_lets_an_equals_line_be_serve
     world.run(60_000)
     assert [caller.outcome for caller in people] == ["answered"] * len(people)
     assert not world.judge.broken
+
+
+def crowd_in_a_limited_lane(
+    world_of: WorldOf, model: ModelOf, max_wait_ms: int
+) -> tuple[World, list[Caller]]:
+    """Eight ask together for two models in memory, in a lane of which two may run at a time; an answer takes 4 s."""
+    one = replace(lane("narrow", WorkClass.INTERACTIVE, max_wait_ms), concurrency=2)
+    sizes = {"concurrency": 4, "size_gb": 8}
+    world = world_of(model("A", **sizes), model("B", **sizes), lanes={"narrow": one}, known_service_ms=4_000)
+    for name in "AB":
+        world.at(100, lambda name=name: world.arrive(name, 4_000, lane="narrow"))
+    world.run(20_000)
+    asked: list[Caller] = []
+    for number in range(8):
+        world.at(
+            20_000 + 10 * number,
+            lambda n=number: asked.append(world.arrive("AB"[n % 2], 4_000, lane="narrow")),
+        )
+    world.run(20_100)
+    return world, asked
+
+
+def test_a_forecast_counts_those_before_it_in_a_lane_of_which_few_may_run(
+    world_of: WorldOf, model: ModelOf
+) -> None:
+    """LANE-08: free slots of the model are of no use where the lane has none."""
+    world, asked = crowd_in_a_limited_lane(world_of, model, 60_000)
+    views = [request_view(world.core, each.request.id, {}, int(world.now)) for each in asked[2:]]
+    now_told = [cast("int", view["starts_in_ms"]) for view in views if view is not None]
+    world.run(60_000)
+    for each in asked:
+        assert each.started_at is not None and each.forecast_ms is not None
+        assert each.started_at - each.request.arrived_at == pytest.approx(each.forecast_ms, abs=200)
+    assert now_told == pytest.approx([(each.forecast_ms or 0) - 100 for each in asked[2:]], abs=200)
+    assert not world.judge.broken
+
+
+def test_a_request_that_its_lane_cannot_start_in_time_is_told_at_once(
+    world_of: WorldOf, model: ModelOf
+) -> None:
+    """LANE-04: the last of a line that takes twelve seconds are refused when they come, not after their patience."""
+    world, asked = crowd_in_a_limited_lane(world_of, model, 5_000)
+    refused = [each for each in asked if each.outcome is m.Refusal.WAIT_EXCEEDED]
+    assert len(refused) == 4
+    world.run(60_000)
+    assert all(each.started_at is not None for each in asked if each not in refused)

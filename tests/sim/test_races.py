@@ -241,3 +241,45 @@ def test_an_operators_call_goes_before_a_request_that_is_nearly_out_of_patience(
     world.run(80_000)
     assert mine.started_at is not None
     assert urgent.started_at is None or mine.started_at < urgent.started_at
+
+
+def test_background_work_near_its_end_keeps_nobody_from_the_slot_that_is_kept_for_people(
+    world_of: WorldOf, model: ModelOf
+) -> None:
+    """LANE-02: it cannot use that slot itself, and stood before the person all the same."""
+    world = world_of(model("A", concurrency=2), known_service_ms=4_000)
+    world.arrive("A", 300, lane="chat")
+    world.run(8_000)
+    for _ in range(2):
+        world.arrive("A", 200_000, lane="batch", indivisible=True)
+    world.run(127_000)
+    person = world.arrive("A", 300, lane="chat")
+    world.run(140_000)
+    assert person.started_at == person.request.arrived_at
+    assert not world.judge.broken
+
+
+@pytest.mark.parametrize(("busy", "other"), ["AB", "BA"])
+def test_a_lane_of_which_one_may_run_is_served_in_its_own_order_over_all_models(
+    world_of: WorldOf, model: ModelOf, busy: str, other: str
+) -> None:
+    """LANE-02, P3: the model that has just answered took the place again and again, and the other one starved."""
+    lane = Lane("chat", concurrency=1, max_wait_ms=Millis(20_000))
+    world = world_of(
+        model("A", size_gb=8, concurrency=4), model("B", size_gb=8, concurrency=4), lanes={"chat": lane}
+    )
+
+    def again(_: object = None) -> None:
+        world.at(world.now + 5, lambda: world.arrive(busy, 500, lane="chat", then=again))
+
+    for name in "AB":
+        world.arrive(name, 300, lane="chat")
+    world.run(10_000)
+    for _ in range(3):
+        again()
+    world.run(15_000)
+    alone = world.arrive(other, 500, lane="chat")
+    world.run(40_000)
+    assert alone.started_at is not None
+    assert alone.started_at - alone.request.arrived_at <= 3 * 600
+    assert not world.judge.broken

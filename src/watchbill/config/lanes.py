@@ -67,7 +67,10 @@ class LaneTable(Table):
         description="Requests that may wait in it. Of several keys, each has at most half of it.",
     )
     concurrency: int | None = Field(
-        default=None, ge=1, description="How many of its requests may run at once, on all models together."
+        default=None,
+        ge=1,
+        description="How many of its requests may run at once, on all models together; "
+        "the lane's order holds for all of them.",
     )
     fallback: LaneText | None = Field(
         default=None,

@@ -22,7 +22,7 @@ from watchbill.core.absence import pins_before, pins_text
 from watchbill.core.candidate import HeldTurn
 from watchbill.core.companions import Candidate, CompanionSet, total_needs
 from watchbill.core.crowd import Foretold
-from watchbill.core.forecast import Forecast, can_forecast
+from watchbill.core.forecast import Forecast, can_forecast, until_lane
 from watchbill.core.messages import Admit, Arrived, JournalEvent, Left, Refusal, Request, SiteClosed
 from watchbill.core.model_state import ModelState
 from watchbill.core.policy import Policy
@@ -77,7 +77,7 @@ class Admission:
         """Lets a request in, or refuses it.
 
         1. the daemon closes, or neither the model nor a smaller one of its family can serve: refused
-        2. a request that it supersedes is told; its model has a place for it now: admitted
+        2. a request that it supersedes is told; its model and its lane have a place for it now: admitted
         3. its lane is full, or its caller has its share of it: refused for now
         4. one of the candidates can start it in time by the optimistic forecast: admitted
         5. otherwise refused with the forecast, and a held turn keeps the model's place in the order of turns
@@ -97,7 +97,7 @@ class Admission:
             else:
                 self._state.refuse(request.id, Refusal.LANE_FULL, full, CLOSING_RETRY_MS)
             return
-        if can_start:
+        if can_start and not until_lane(self._state, choices[0], request, now).ms:
             self._admit(request, choices[0], 0, now)
             return
         forecasts = [self._forecast(choice, request, now) for choice in choices]

@@ -4,10 +4,14 @@ Grants come before every plan: a model that was loaded for a request serves it b
 A running request always ends: by itself, because its caller left, or because it was cut, and every cut has a bound.
 """
 
+import math
+from operator import itemgetter
+
 import msgspec
 
-from watchbill.catalog import WorkClass
+from watchbill.catalog import Lane, WorkClass
 from watchbill.core.candidate import CandidateState
+from watchbill.core.companions import Candidate
 from watchbill.core.messages import (
     CutKind,
     Ended,
@@ -47,6 +51,7 @@ class Dispatch:
     def __init__(self, state: State, policy: Policy) -> None:
         self._state = state
         self.policy = policy
+        self._gave_way = False  # in this round of grants a request waited for an earlier one of its lane
 
     # ------------------------------------------------------------------ starts
 
@@ -74,9 +79,14 @@ class Dispatch:
         self._state.refresh(now)
         if not self._state.waiting:
             return
-        for model in self._state.serving():
-            while (model.line or model.companion_sets) and self._grant_next(model, now):
-                pass
+        waiting = -1
+        self._gave_way = True
+        # Once, and again where a request let an earlier one of its lane go first, which another model serves.
+        while self._gave_way and waiting != self._state.waiting:
+            waiting, self._gave_way = self._state.waiting, False
+            for model in self._state.serving():
+                while (model.line or model.companion_sets) and self._grant_next(model, now):
+                    pass
 
     def _grant_next(self, model: ModelState, now: int) -> bool:
         if model.silence is not None:
@@ -143,23 +153,33 @@ class Dispatch:
         if self.policy.in_order:
             return self._next_in_order(model)
         if not model.companion_sets:
-            return self._next_of(model, now)
-        lines = [(line.line, self._next_of(line, now)) for line in (model, *model.companion_sets)]
-        firsts = [
-            (line.rank(request.id, now + model.service.ms), request) for line, request in lines if request
-        ]
-        return min(firsts, key=lambda entry: entry[0])[1] if firsts else None
+            return self._next_of(model, model, now)
+        firsts: list[tuple[tuple[float, object], Request]] = []
+        for line in (model, *model.companion_sets):
+            if (request := self._next_of(line, model, now)) is not None:
+                has_slot = model.has_slot_for(request.work_class, now)
+                urgent_at = now + model.service.ms if has_slot else -math.inf
+                firsts.append((line.line.rank(request.id, urgent_at), request))
+        return min(firsts, key=itemgetter(0))[1] if firsts else None
 
-    def _next_of(self, model: CandidateState, now: int) -> Request | None:
-        first = model.line.first()
-        if first is not None and first.operator and self._may_start(first):
+    def _next_of(self, waiting: CandidateState, model: ModelState, now: int) -> Request | None:
+        """The first request of one of its lines."""
+        line = waiting.line
+        first = line.first()
+        if first is not None and first.operator and self._may_start(first, now):
             return first  # LANE-06: before every other of its class, and no higher class waits
-        urgent = model.line.earliest_due()
-        if urgent is not None and self._is_urgent(model, *urgent, now) and self._may_start(urgent[1]):
+        urgent = line.earliest_due()
+        # One that finds no slot, because the last one is kept for people, keeps no person from it.
+        if (
+            urgent is not None
+            and self._is_urgent(waiting, *urgent, now)
+            and model.has_slot_for(urgent[1].work_class, now)
+            and self._may_start(urgent[1], now)
+        ):
             return urgent[1]
-        if first is None or self._may_start(first):
+        if first is None or self._may_start(first, now):
             return first
-        return next((r for r in map(model.line.get, model.line.ids()) if self._may_start(r)), None)
+        return next((r for r in map(line.get, line.ids()) if self._may_start(r, now)), None)
 
     @staticmethod
     def _is_urgent(model: CandidateState, due: int, request: Request, now: int) -> bool:
@@ -170,16 +190,49 @@ class Dispatch:
         """
         return now >= due - min(model.service.ms, request.max_wait_ms / 2)
 
-    def _may_start(self, request: Request) -> bool:
-        """Whether one more of this lane may run; most lanes have no limit of their own. Leased work that rests may not,
-        however urgent it is: a person's request behind it would wait for the end of the rest."""
+    def _may_start(self, request: Request, now: int) -> bool:
+        """Whether its lane lets it start. Leased work that rests may not, however urgent it is: a person's request
+        behind it would wait for the end of the rest."""
         if self._state.leases_held_back and request.work_class is _LEASED:
             return False
         lane = self._state.catalog.lanes.get(request.lane)
         if lane is None or lane.concurrency is None:
+            return True  # most lanes have no limit of their own
+        if not self._has_room(lane):
+            return False
+        gives_way = self._is_behind_its_lane(request, now)
+        self._gave_way = self._gave_way or gives_way
+        return not gives_way
+
+    def _has_room(self, lane: Lane | None) -> bool:
+        """Whether one more of this lane may run."""
+        if lane is None or lane.concurrency is None:
             return True
         ran = (r.request.lane for s in self._state.models.values() for r in s.running.values())
-        return sum(name == request.lane for name in ran) < lane.concurrency
+        return sum(name == lane.name for name in ran) < lane.concurrency
+
+    def _is_behind_its_lane(self, request: Request, now: int) -> bool:
+        """Whether an earlier request of its lane can start on another model: a lane is served in its own order.
+
+        The model that has just answered would otherwise take each place of the lane, and starve the others.
+        """
+        own = self._state.home[request.id]
+        mine = own.line.rank(request.id, now + own.service.ms)
+        return any(
+            line.line.rank(each, now + line.service.ms) < mine
+            and self._serves(line, line.line.get(each), now)
+            for line in self._state.lines()
+            if line is not own and line.line and line.stage is _READY
+            for each in line.line.ids()
+            if line.line.get(each).lane == request.lane
+        )
+
+    @staticmethod
+    def _serves(line: Candidate, request: Request, now: int) -> bool:
+        """Whether the model of a line that is ready could start one more request now."""
+        model = line.serving
+        is_sound = model.silence is None and not model.is_suspect
+        return is_sound and model.has_slot_for(request.work_class, now)
 
     def _next_in_order(self, model: ModelState) -> Request | None:
         lines = [s.line for s in self._state.lines() if s.line]
@@ -190,7 +243,9 @@ class Dispatch:
             oldest = [line.oldest() for line in lines]
         first = min(oldest, key=lambda r: (r.arrived_at, r.id), default=None)
         mine = (model, *model.companion_sets)
-        return first if first is not None and any(first.id in line.line for line in mine) else None
+        if first is None or not any(first.id in line.line for line in mine):
+            return None
+        return first if self._has_room(self._state.catalog.lanes.get(first.lane)) else None
 
     # ------------------------------------------------------------------ ends
 

@@ -19,7 +19,7 @@ from watchbill.core.running import BOUNDARY_MS, Running
 from watchbill.core.stages import AWAY, STAYING, Stage
 from watchbill.core.state import State
 
-__all__ = ["Forecast", "Room", "can_forecast", "forecast_start", "room_in_ms"]
+__all__ = ["Forecast", "Room", "can_forecast", "forecast_start", "room_in_ms", "until_lane"]
 
 
 class Forecast(NamedTuple):
@@ -93,13 +93,41 @@ def forecast_start(
         # It is asked whether it is well, and may have to be loaded anew.
         warm = Forecast(serving.recovery_ms(now), is_guess=True)
     slot = _until_slot(serving, before, running, request, now)
-    return Forecast(warm.ms + slot.ms, warm.is_guess or slot.is_guess)
+    lane = until_lane(state, model, request, now)
+    return Forecast(max(warm.ms + slot.ms, lane.ms), warm.is_guess or slot.is_guess or lane.is_guess)
 
 
 def room_in_ms(state: State, model: Candidate, now: int) -> float:
     """When there is room for a model, if the turn of the models in its way ends as soon as it may."""
     arrival = _Arrival(state, now, 0.0, lambda _, dry_ms: dry_ms, None)
     return arrival.until_room(model).ms
+
+
+def until_lane(state: State, model: Candidate, request: Request, now: int) -> Forecast:
+    """Until one more request of this lane may run; most lanes have no limit of their own.
+
+    What waits in the lane for other models is taken to last as long as this one: it is only counted.
+    """
+    lane = state.catalog.lanes.get(request.lane)
+    if lane is None or lane.concurrency is None:
+        return NOW
+    limit = lane.concurrency
+    every = [(s, r) for s in state.models.values() for r in s.running.values()]
+    left = sorted(_left_ms(r, s.service.ms, request, now) for s, r in every if r.request.lane == request.lane)
+    ahead = max(0, len(left) - limit) + _lane_ahead(state, request)
+    rounds, place = divmod(ahead, limit)
+    free = max(0, limit - len(left))
+    ms = rounds * model.serving.service.ms + ([0.0] * free + left)[place]
+    return Forecast(ms, ms > 0 and model.serving.service.is_guess)
+
+
+def _lane_ahead(state: State, request: Request) -> int:
+    """How many requests of its lane wait before this one: all that do, where it is not in a line yet."""
+    if request.id not in state.home:
+        return state.lane_waiting.get(request.lane, 0)
+    came = (request.arrived_at, request.id)
+    waiting = (line.line.get(each) for line in state.lines() for each in line.line.ids())
+    return sum(r.lane == request.lane and (r.arrived_at, r.id) < came for r in waiting)
 
 
 def _until_slot(model: ModelState, ahead: int, running: int, request: Request, now: int) -> Forecast:

@@ -65,6 +65,7 @@ def random_world(
     draw = random.Random(seed)
     devices = _devices(draw)
     time_limits = random.Random(f"time limits {seed}")
+    limits = random.Random(f"limited lanes {seed}")
     models = _sleepers(random.Random(f"sleep {seed}"), _models(draw, devices))
     models = _with_priorities(random.Random(f"priorities {seed}"), models)
     lanes = {
@@ -74,6 +75,7 @@ def random_world(
             max_wait_ms=Millis(draw.choice((10_000, 30_000, 60_000, 120_000))),
             timeout_ms=Millis(time_limits.choice((3_000, 20_000, 120_000))),
             queue_max=draw.choice((4, 64, 10_000)),
+            concurrency=limits.choice((None, None, None, None, None, 1, 2, 3)),
         )
         for work_class in WorkClass
     }

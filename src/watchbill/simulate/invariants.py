@@ -23,6 +23,7 @@ from watchbill.simulate.borrowers import Borrower, Borrowers
 from watchbill.simulate.callers import Caller, CallerState, Faults
 from watchbill.simulate.engine import Power, SimEngine, TrueModel
 from watchbill.simulate.late_loads import LateLoads
+from watchbill.simulate.limited_lanes import LimitedLanes
 from watchbill.simulate.places import Places
 from watchbill.simulate.sites import Sites
 from watchbill.simulate.tenants import Tenants
@@ -86,6 +87,7 @@ class Judge:
         self._met: set[frozenset[str]] = set()  # models of one group that a reload found in memory together
         self.waits = Waits(world, self.say)
         self._late_loads = LateLoads(world, self.say)
+        self._limited_lanes = LimitedLanes(world, self.say)
 
     def say(self, law: str, detail: str) -> None:
         """Records a breach."""
@@ -240,7 +242,13 @@ class Judge:
         voluntary = plan not in (None, m.PlanKind.FIFO)  # strict order closes any model in its way
         if model.permanent and voluntary:
             self.say("a permanent model was closed for another", name)
-        waits = [c for c in world.open.values() if c.served_by == name and self._could_start(c)]
+        waits = [
+            c
+            for c in world.open.values()
+            if c.served_by == name
+            and self._could_start(c)
+            and not self._limited_lanes.is_full(c.request.lane)
+        ]
         is_free = not engine.jobs and len(engine.lingering) < max(1, model.concurrency - 1)
         # The end of a run that was cut is not known to the core before the engine has reported it.
         is_free = is_free and not any(
@@ -325,9 +333,11 @@ class Judge:
 
     def after(self, actions: list[m.Action]) -> None:
         """Checks the world after the step."""
-        for action in actions:
-            if isinstance(action, m.Grant):
-                self._judge_grant(action)
+        grants = [action for action in actions if isinstance(action, m.Grant)]
+        for grant in grants:
+            self._judge_grant(grant)
+        if grants:
+            self._limited_lanes.look(grants, self._finds_its_model_idle)
         self._judge_open()
         self._judge_plans()
         self.waits.look(self.closed, self._planned)
@@ -448,14 +458,20 @@ class Judge:
         # In strict arrival order a ready model does wait for an older request of another one: that is its purpose.
         for caller in () if world.core.policy.in_order else waiting:
             name = caller.served_by
-            engine = world.engines[name]
-            if name in running or name in self.closed or engine.lingering or engine.power is not Power.WARM:
+            if name in running or self._limited_lanes.is_full(caller.request.lane):
                 continue
-            is_asked = world.core.state.models[name].is_suspect and self._is_asked(name)
-            if self._could_start(caller) and not is_asked:
+            if self._finds_its_model_idle(caller):
                 self.say("work waits before a ready, idle model", name)
         if world.timer is None and (world.open or self._is_moving()):
             self.say("something waits and no timer is armed", f"{len(world.open)} open")
+
+    def _finds_its_model_idle(self, caller: Caller) -> bool:
+        """Whether it waits, and its model is warm, open and without work."""
+        name, engine = caller.served_by, self._world.engines[caller.served_by]
+        if name in self.closed or engine.jobs or engine.lingering or engine.power is not Power.WARM:
+            return False
+        is_asked = self._world.core.state.models[name].is_suspect and self._is_asked(name)
+        return self._could_start(caller) and not is_asked
 
     def _is_asked(self, name: str) -> bool:
         """Whether the watchdog's question, for which a model is closed, is open or was open when the step began."""

@@ -46,6 +46,8 @@ LAWS = (
     "a higher class waits for a lower one",
     "a worse priority was loaded first",
     "a model waits though its memory is free",
+    "more of a lane at once than it may run",
+    "a later request of its lane went first",
     "memory was lent that was not there",
     "a permanent model was closed for a loan",
     "a model in use was closed for a loan",
