@@ -417,7 +417,7 @@ def test_the_file_that_an_input_names_is_looked_at_too(
     ("named", "says", "hint"),
     [
         ("/elsewhere/x.txt", "outside of the shared folder", "below {ROOT}"),
-        ("../x.txt", "outside of the shared folder", "below {ROOT}"),
+        ("../x.txt", "leads upwards", "below {ROOT}"),
         ("~/x.txt", "only a shell knows", "the plan's folder"),
         ("$HOME/x.txt", "only a shell knows", "the plan's folder"),
     ],

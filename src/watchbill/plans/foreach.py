@@ -131,7 +131,9 @@ def _strays(looked: _Looked, values: InputValues, findings: Findings) -> bool:
             return False
         says = f"{shown(file)} may be elsewhere on other machines"
         hint = f"write {{ROOT}}/{below}" if below else hint
-    elif ".." in path.parts or path.is_absolute():
+    elif ".." in path.parts:  # it may well lead to a file of another plan
+        says = f"{shown(file)} leads upwards, and the coordinator reads the file of a foreach by a path without `..`"
+    elif path.is_absolute():
         says = f"{shown(file)} is outside of the shared folder, and the coordinator reads the file of a foreach there"
     if not says:
         return False
