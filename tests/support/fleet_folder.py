@@ -29,6 +29,7 @@ class FleetFolder:
         self.home = folder
         self.started: list[ForkedProcess | subprocess.Popen[bytes]] = []
         self.log = folder / "processes.log"
+        self.may_fault = False  # a coordinator is broken on purpose
 
     # ------------------------------------------------------------ processes
 
@@ -135,3 +136,7 @@ def shared_folder(folder: Path, root: Path | None = None) -> Iterator[FleetFolde
         yield found
     finally:
         found.close()
+    if not found.may_fault and found.log.exists():
+        assert "action=fault" not in found.log.read_text(errors="replace"), (
+            "a coordinator failed by a fault of its own"
+        )

@@ -112,6 +112,8 @@ COORDINATOR_GATHER_MS = 8
 COORDINATOR_IDLE_MS = 5_000
 #: After an error of the disk: the first wait before a new start, doubled up to the last.
 COORDINATOR_AGAIN_MS = (1_000, 30_000)
+#: A batch at which so many coordinators of a process fail by a fault of their own is set aside.
+COORDINATOR_FAULTS_MAX = 2
 #: How often the summary of a running batch is written.
 SUMMARY_EVERY_MS = 30_000
 #: Tasks that the file of waiting tasks lists.

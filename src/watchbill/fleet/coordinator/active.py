@@ -9,8 +9,9 @@ wait for their manifest. Nothing here touches the board or reads a clock other t
 
 import logging
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import NamedTuple
 
 from watchbill.errors import OursError
@@ -78,8 +79,15 @@ class Offer(NamedTuple):
 class ActiveBatches:
     """Every batch that has not ended, in the memory of one coordinator."""
 
-    def __init__(self, disk: Disk, wall_ms: Callable[[], int], fleet: str = "") -> None:
-        """`wall_ms` is for people: no decision depends on it. `fleet` is the id of the shared folder."""
+    def __init__(
+        self,
+        disk: Disk,
+        wall_ms: Callable[[], int],
+        fleet: str = "",
+        set_aside: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        """`wall_ms` is for people: no decision depends on it. `fleet` is the id of the shared folder. `set_aside`:
+        batches that are not taken up, and why."""
         self._disk = disk
         self._fleet = fleet
         self._wall_ms = wall_ms
@@ -90,12 +98,14 @@ class ActiveBatches:
         self.out: Counter[TaskClass] = Counter()  # tokens per class
         self.lineup = Lineup()
         self.fanouts: dict[tuple[str, str], Fanout] = {}
-        self.left_alone: dict[str, str] = {}  # batches whose journal cannot be replayed, and why
+        self.left_alone = dict(set_aside)  # with batches whose journal cannot be replayed: each one, and why
+        self.at = ""  # the batch that was worked on last: a fault of our own is its
 
     # ------------------------------------------------------------ batches come and go
 
     def take_up(self, order: ExecutePlan, now_ms: int) -> None:
         """Replay the entries of a batch that count, and begin the journal of this epoch."""
+        self.at = order.batch
         past = read_past(self._disk, order.plan, order.batch, self.epoch, self._fleet)
         ledger = Ledger(order.batch)
         # The ledger hears of the new epoch as it will in a later replay: parts without their end count for nothing.
@@ -125,6 +135,7 @@ class ActiveBatches:
 
     def forget(self, batch: str) -> None:
         """Drop a batch that has ended, and close its journal."""
+        self.at = batch
         self.batches.pop(batch).journal.close()
 
     def close(self) -> None:
@@ -139,6 +150,7 @@ class ActiveBatches:
         token = self.tokens.get(name)
         if token is None:
             return None
+        self.at = token[0]
         ledger = self.batches[token[0]].ledger
         return Offer(ledger, ledger.by_token[name])
 
@@ -163,6 +175,7 @@ class ActiveBatches:
 
     def decide(self, batch: str, entry: Entry, now_ms: int) -> None:
         """Apply an entry, to be written at the end of the turn. Raises IllegalTransition for one that cannot be."""
+        self.at = batch
         effect = self._apply(self.batches[batch], entry)
         self._go_on(self.batches[batch].ledger, effect, now_ms)
         if isinstance(entry, Reopen):

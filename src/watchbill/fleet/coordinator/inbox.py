@@ -148,6 +148,7 @@ class Inbox:
         self._acts.move(f"{places.INBOX}/{name}", f"{places.ACTIVE}/{name}")
 
     def _open_new(self, order: ExecutePlan, now_ms: int) -> None:
+        self._active.at = order.batch
         entries = opening(self._disk, order)
         if order.batch not in self._active.batches:
             self._disk.make_folder(places.batch_folder(order.plan, order.batch))
@@ -167,6 +168,7 @@ class Inbox:
 
     def _to_go_on(self, name: str, batch: str) -> Ledger:
         """The batch that a request is about. Raises StartAnew where the next epoch has to take it up, and OursError."""
+        self._active.at = batch
         found = self._active.batches.get(batch)
         if found is None and name not in self._known:
             raise StartAnew
@@ -213,7 +215,7 @@ class Inbox:
         self._disk.remove(f"{places.INBOX}/{request}")
 
     def _cancel(self, batch: str, name: str, now_ms: int) -> None:
-        found = self._active.batches.get(batch)
+        self._active.at, found = batch, self._active.batches.get(batch)
         if found is not None and not found.ledger.is_cancelled:
             recalled = list(found.ledger.by_token)
             self._active.decide(batch, Cancel(), now_ms)

@@ -10,12 +10,14 @@ whatever a coordinator that dies at any moment leaves behind.
 What people ask for is read by `inbox`, results are judged by `judging`, and what is done in the shared folder is
 collected by `acts`. Agents, their heartbeats and stuck tasks, offers and the ends of batches are here.
 
-An error of the disk ends this coordinator, because its memory may be ahead of its journal then. A new one starts from
-the files, in the same process or in another. The clocks and the disk are given from outside; nothing here waits.
+An error of the disk, or a fault of our own, ends this coordinator, because its memory may be ahead of its journal then.
+A new one starts from the files, in the same process or in another. The clocks and the disk are given from outside;
+nothing here waits.
 """
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 from watchbill.errors import OursError
 from watchbill.fleet import limits
@@ -92,10 +94,12 @@ class Coordinator:
         stuck_after_ms: int = STUCK_AFTER_MS,
         summary_every_ms: int = limits.SUMMARY_EVERY_MS,
         produces_ms: int = limits.PRODUCES_MS_MAX,
+        set_aside: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         """`wall_ms`, `host` and `root`, where this machine has the shared folder, are for people and decide nothing.
 
-        `fleet` is the id of the shared folder, by which batches of another one are told.
+        `fleet` is the id of the shared folder, by which batches of another one are told. `set_aside`: batches at which
+        earlier coordinators failed, and how.
         """
         self._disk = disk
         self._board = Board(disk)
@@ -111,7 +115,7 @@ class Coordinator:
         self._stranded = Stranded()
         self._strays: frozenset[str] = frozenset()  # files among the signals that no agent obeys
         self._stuck: set[str] = set()  # slips whose agents were asked to abort them
-        self._active = ActiveBatches(disk, wall_ms, fleet)
+        self._active = ActiveBatches(disk, wall_ms, fleet, set_aside)
         self._acts = Acts(disk, self._board, wall_ms)
         self._inbox = Inbox(disk, self._active, self._acts)
         self._holding = Holding(disk, self._acts)
@@ -131,8 +135,14 @@ class Coordinator:
 
     @property
     def left_alone(self) -> Mapping[str, str]:
-        """The batches whose journal cannot be replayed, and why."""
+        """The batches that this coordinator does not touch, and why: their journals cannot be replayed, or earlier
+        coordinators failed at them."""
         return self._active.left_alone
+
+    @property
+    def at(self) -> str:
+        """The batch that it worked on last; "" for none."""
+        return self._active.at
 
     # ------------------------------------------------------------ start
 
@@ -143,7 +153,7 @@ class Coordinator:
         self._stuck_at_ms = now_ms + limits.STUCK_LOOK_MS
         self._beat(now_ms)
         for order in self._inbox.batches():
-            if order.batch in self._active.batches:
+            if order.batch in self._active.batches or order.batch in self._active.left_alone:
                 continue
             if self._was_opened(order):
                 self._active.take_up_or_leave(order, now_ms)
@@ -190,6 +200,7 @@ class Coordinator:
 
     def _publish_answers_again(self, ledger: Ledger) -> None:
         """Before anything is offered that may read them."""
+        self._active.at = ledger.batch
         for task in ledger.tasks():
             if ledger.phase(task) is Phase.COMPLETE:
                 self._judging.publish_answer(ledger, task)
@@ -197,6 +208,7 @@ class Coordinator:
     def _resting_place(self, name: str) -> str:
         """Where a slip belongs whose token does not count any more."""
         for batch in self._active.batches.values():
+            self._active.at = batch.ledger.batch
             task = batch.ledger.task_of_last(name)
             if task is not None:
                 return self._acts.folder_of(batch.ledger.phase(task))
@@ -364,7 +376,7 @@ class Coordinator:
     def _expand(self, now_ms: int) -> None:
         """Give templates their tasks. A manifest that is being written is looked at again, a few times."""
         for (batch, template), fanout in list(self._active.fanouts.items()):
-            ledger = self._active.batches[batch].ledger
+            self._active.at, ledger = batch, self._active.batches[batch].ledger
             if ledger.is_cancelled or ledger.is_expanded(template):
                 del self._active.fanouts[batch, template]
             elif now_ms >= fanout.not_before_ms:
@@ -398,6 +410,7 @@ class Coordinator:
                 self._offer(*found, now_ms)
 
     def _offer(self, batch: str, task: str, now_ms: int) -> None:
+        self._active.at = batch
         ledger = self._active.batches[batch].ledger if batch in self._active.batches else None
         if ledger is None or task not in ledger or ledger.phase(task) is not Phase.READY:
             return  # cancelled, held, or gone with its fan-out, since it was lined up
@@ -418,7 +431,7 @@ class Coordinator:
 
     def _end_batches(self, now_ms: int) -> None:
         for name, batch in self._active.batches.items():
-            ledger = batch.ledger
+            self._active.at, ledger = name, batch.ledger
             if batch.may_have_ended and ledger.outcome is None and ledger.is_settled:
                 self._active.decide(name, Ended(summary_of(ledger, 0).outcome), now_ms)
             batch.may_have_ended = False

@@ -3,7 +3,8 @@
     wait     a living coordinator of this machine is a refusal; one of another machine, or one of this machine that
              hangs, is waited for until it has been silent for 90 s
     turn     woken by inotify where the folder is local, else by the clock: each second with work, each 5 s without
-    again    the disk refused something, or a batch is reopened: a new coordinator starts from the files
+    again    the disk refused something, a batch is reopened, or we failed ourselves: a new coordinator starts from the
+             files; a batch at which two of them failed is set aside, so that the others go on
     leave    told to stop, or superseded
 
 One thread does everything: a hung mount stops this process and nothing else.
@@ -13,6 +14,7 @@ import contextlib
 import fcntl
 import os
 import time
+from collections import Counter
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -73,6 +75,8 @@ class Service:
         self._watch.follow((places.INBOX, places.RESULTS, places.GPUS))
         self._watcher = Watcher(boot_id())
         self._stops = False
+        self._faults: Counter[str] = Counter()  # batch -> coordinators of this process that failed at it
+        self._set_aside: dict[str, str] = {}
         self._clean_at_ms = 0
         self.epoch = 0
 
@@ -150,11 +154,14 @@ class Service:
                 return Leaving.SUPERSEDED
             except StartAnew:
                 continue
-            except (OSError, OursError) as error:
-                # The mount is gone, full or read-only; the marker is looked for before anything is written again.
+            except Exception as error:  # noqa: BLE001  one batch must not stop all others, whatever it meets in us
                 if _now_ms() - started_ms > limits.COORDINATOR_AGAIN_MS[1]:
                     pause_ms = limits.COORDINATOR_AGAIN_MS[0]
-                _LOG.error("the shared folder failed: %s; trying again in %d s", error, pause_ms // 1000)
+                if isinstance(error, OSError | OursError):
+                    # The mount is gone, full or read-only; the marker is looked for before anything is written again.
+                    _LOG.error("the shared folder failed: %s; trying again in %d s", error, pause_ms // 1000)
+                else:
+                    self._note_fault(brain.at, error)
                 self._pause(pause_ms)
                 pause_ms = min(pause_ms * 2, limits.COORDINATOR_AGAIN_MS[1])
             finally:
@@ -164,6 +171,16 @@ class Service:
                     brain.close()
         return Leaving.STOPPED
 
+    def _note_fault(self, batch: str, error: Exception) -> None:
+        """Notes a fault of our own. The second one at a batch sets the batch aside, as it is on the disk."""
+        _LOG.error("action=fault batch=%s", batch or "-", exc_info=error)
+        self._faults[batch] += 1
+        if batch and self._faults[batch] >= limits.COORDINATOR_FAULTS_MAX:
+            self._set_aside[batch] = (
+                f"the coordinator failed at it ({type(error).__name__}: {error}); report this, and start the "
+                "coordinator anew to have it tried again"
+            )
+
     def _new_coordinator(self) -> Coordinator:
         pid = os.getpid()
         return Coordinator(
@@ -171,6 +188,7 @@ class Service:
             root=str(self._root), fleet=self._fleet, wall_ms=lambda: time.time_ns() // 1_000_000,
             stuck_after_ms=self._settings.stuck_after_ms,
             produces_ms=self.mount.shows_within_ms,
+            set_aside=self._set_aside,
         )  # fmt: skip
 
     def _serve(self, brain: Coordinator) -> None:
