@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -133,6 +134,39 @@ def test_eight_claimers_on_two_hosts_lose_nothing_when_one_host_is_killed(hosts:
     again = [event for event, times in Counter(hosts.told("took")).items() if times > 1]
     assert set(again) <= set(hosts.told("took", "second")) - set(hosts.told("done", "second"))
     assert sum(mount.lost_replies for mount in hosts.mounts) > events // 10, hosts.errors()
+
+
+@pytest.mark.timeout(600)
+def test_every_event_that_drains_finish_is_in_a_corpus(hosts: Hosts) -> None:
+    """SPOOL-08, R10: where the reply to the rename of a whole batch was lost, and the kernel was busy with another one
+    while it was looked for, the next events were leased into the finished batch, and were in no corpus."""
+    mount, events = hosts.mount("first", **BAD), 200
+    stops, corpora = threading.Event(), [hosts.home / f"corpus{number}.jsonl" for number in range(2)]
+
+    def drain(path: Path) -> None:
+        with Spool(mount.path / "spool") as spool, Corpus(path) as corpus:
+            while not stops.is_set():
+                with contextlib.suppress(SpoolBroken):
+                    Drain(spool, corpus).run_once()
+
+    def stored() -> Counter[int]:
+        return Counter(json.loads(line)["id"] for path in corpora for line in path.read_text().splitlines())
+
+    drains = [threading.Thread(target=drain, args=(path,)) for path in corpora]
+    with Spool(mount.path / "spool") as spool:
+        for each in drains:
+            each.start()
+        try:
+            for first in range(0, events, 5):
+                spool.enqueue_many([{"id": first + k, "kind": "note", "ts": 0} for k in range(5)])
+            found = hosts.found
+            wait_until(lambda: not found()[State.QUEUE] and not found()[State.IN_FLIGHT], 4 * PATIENCE_S)
+        finally:
+            stops.set()
+            for each in drains:
+                each.join(PATIENCE_S)
+    assert set(stored()) == set(range(events)), hosts.errors()
+    assert mount.lost_replies > events // 20
 
 
 def test_a_worker_that_stood_still_is_given_up_and_finds_that_out(hosts: Hosts) -> None:

@@ -11,6 +11,7 @@ import contextlib
 import errno
 import os
 import stat
+import time
 from collections.abc import Callable, Container
 
 from watchbill.files.atomic import rename_noreplace
@@ -22,6 +23,9 @@ REPLY_LOST = frozenset({errno.ENOENT, errno.EIO, errno.ETIMEDOUT, errno.ESTALE})
 #: Of these, the ones after which it is tried again: the source may still be there.
 _AGAIN = REPLY_LOST - {errno.ENOENT}
 _TRIES = 3
+#: How long a stale answer about a name in a folder that is there is asked about again.
+_STALE_S = 2.0
+_STALE_PAUSE_S = 0.002
 
 
 def move_here(
@@ -77,7 +81,7 @@ def _move(rename: Callable[[], None], is_done: Callable[[], bool], *, again: Con
 def is_on_server(name: str, *, dir_fd: int | None = None) -> bool:
     """Whether a file, or a folder that is not empty, has this name now, whatever the caches of this client say."""
     try:
-        os.mkdir(name, 0o700, dir_fd=dir_fd)
+        _make_question(name, dir_fd)
     except FileExistsError:
         with contextlib.suppress(FileNotFoundError):
             if not stat.S_ISDIR(os.stat(name, dir_fd=dir_fd, follow_symlinks=False).st_mode):
@@ -94,6 +98,26 @@ def is_on_server(name: str, *, dir_fd: int | None = None) -> bool:
         if error.errno not in (errno.ENOENT, errno.ESTALE):
             raise
     return False
+
+
+def _make_question(name: str, dir_fd: int | None) -> None:
+    """Make the folder that decides. ESTALE says that the folder around it is gone, or that this kernel still has the
+    thing under its former name and was busy with another rename: then it is so for a moment only."""
+    until = time.monotonic() + _STALE_S
+    while True:
+        try:
+            return os.mkdir(name, 0o700, dir_fd=dir_fd)
+        except OSError as error:
+            if error.errno != errno.ESTALE or not _is_there(dir_fd) or time.monotonic() > until:
+                raise
+        time.sleep(_STALE_PAUSE_S)
+
+
+def _is_there(dir_fd: int | None) -> bool:
+    try:
+        return os.stat(".", dir_fd=dir_fd).st_nlink > 0
+    except OSError:
+        return False
 
 
 def _rename(source: str, target: str, src_dir_fd: int | None, dst_dir_fd: int | None, new: bool) -> None:

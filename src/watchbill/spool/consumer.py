@@ -144,7 +144,6 @@ class Consumer:
             lease.settled = True
         with self._lock:
             self.in_flight -= len(leases)
-            self._batch_leases -= len(leases)
 
     def _move_batch(self, leases: Sequence[Lease]) -> bool:
         """Move the open batch's folder. Under the lock: another thread may be leasing into the same batch."""
@@ -156,8 +155,9 @@ class Consumer:
                 self._layout.take(batch[:-1], batch[:-1], src_dir_fd=self._owner.fd, dst_dir_fd=self._done_fd)
             except FileNotFoundError:
                 return False
-            os.close(self._batch_fd)
-            self._batch, self._batch_fd = "", -1
+            finally:
+                # Also after an error: it may be in queue-done all the same, and what is leased into it would be, too.
+                self._leave_batch()
             return True
 
     def release(self, lease: Lease, rest_s: float = 0.0, *, failed: bool = False) -> None:
@@ -283,8 +283,11 @@ class Consumer:
         if self._batch:
             with contextlib.suppress(OSError):  # not empty: its events stay in flight for recovery
                 os.rmdir(self._batch[:-1], dir_fd=self._owner.fd)
-            os.close(self._batch_fd)
-            self._batch, self._batch_fd = "", -1
+            self._leave_batch()
+
+    def _leave_batch(self) -> None:
+        os.close(self._batch_fd)
+        self._batch, self._batch_fd, self._batch_leases = "", -1, 0
 
     def _refuse_settled(self, lease: Lease) -> None:
         """Raise for a lease that was settled. An event that was put back without a failure may be leased here again
@@ -316,7 +319,7 @@ class Consumer:
         lease.settled = True
         with self._lock:
             self.in_flight -= 1
-            self._batch_leases -= bool(lease.batch)
+            self._batch_leases -= bool(lease.batch) and lease.batch == self._batch
 
     def _finish(self, lease: Lease) -> bool:
         try:
