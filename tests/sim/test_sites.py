@@ -2,7 +2,7 @@
 
 import pytest
 
-from watchbill.core import admission, routing
+from watchbill.core import admission, dispatch, routing
 from watchbill.core.messages import Refusal, Request
 from watchbill.core.model_state import ModelState
 from watchbill.core.reasons import Bar
@@ -42,6 +42,18 @@ def test_a_core_that_overlooks_the_closing_of_one_model_is_found(monkeypatch: py
     monkeypatch.setattr(admission, "closing_of", coarse)
     monkeypatch.setattr(routing, "closing_of", coarse)
     assert "sent to a site that is closed" in laws_broken(*SEEDS)[0]
+
+
+def test_a_core_that_overlooks_what_is_private_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """SPOOL-10: some requests are private in these worlds."""
+
+    def careless(state: State, model: ModelState, request: Request) -> Bar | None:
+        bar = routing.bar_of(state, model, request)
+        return None if bar in (Bar.PRIVATE, Bar.HERE) else bar
+
+    monkeypatch.setattr(admission, "bar_of", careless)
+    monkeypatch.setattr(dispatch, "is_out_of_reach", lambda _state, _model, _request: False)  # pyright: ignore
+    assert "sent beyond its reach" in laws_broken(*SEEDS)[0]
 
 
 @pytest.mark.parametrize("said", [Refusal.TIER_CLOSED, Refusal.NEVER_FITS])

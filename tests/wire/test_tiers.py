@@ -391,6 +391,30 @@ async def test_what_waits_for_a_model_that_became_private_does_not_leave(tmp_pat
             first.cancel()
 
 
+async def test_private_work_that_waits_for_a_machine_does_not_follow_its_model_to_an_external_tier(
+    tmp_path: Path,
+) -> None:
+    """SPOOL-10: a reload gave the model to another site, and what waited for it went along, also what is private."""
+    port = claim_port(tmp_path / "ports")  # where nothing listens
+    async with peer_listening(HELLO) as peer:
+        box = f"""{SMALL_MODEL}[tiers.box]
+kind = "burst"
+url = "http://127.0.0.1:{port}"
+models = ["far"]
+start = "true"
+stop = "true"
+"""
+        async with opened(tmp_path, box) as (client, driver):
+            private = asyncio.create_task(ask(client, "far", X_Watchbill_Private="1"))
+            here = asyncio.create_task(ask(client, "far", X_Watchbill_Tier="exact"))
+            await eventually(lambda: len(driver.requests()) == 2)
+            await driver.reload(catalog(cloud(peer)))
+            refused, served = await within(20, private), await within(20, here)
+            assert (refused.status, refused.code) == (503, "tier_closed"), refused.body
+            assert (served.status, served.headers["x-watchbill-tier"]) == (200, "external")
+            assert len(peer.asked) == 1
+
+
 async def test_a_tier_that_only_reservations_fill_is_said_to_open_soon(tmp_path: Path) -> None:
     """SPOOL-10: it said that it is asked again at the end of the day, and opened when the first answer ended."""
     gate = asyncio.Event()

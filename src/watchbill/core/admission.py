@@ -28,7 +28,7 @@ from watchbill.core.model_state import ModelState
 from watchbill.core.policy import Policy
 from watchbill.core.reasons import Bar, InPlaceOf, RoutedTo
 from watchbill.core.resources import GroupPlace, HostPlaces, Needs, Places, in_order
-from watchbill.core.routing import bar_of, bar_text, closing_of
+from watchbill.core.routing import bar_of, bar_text, closing_of, is_out_of_reach
 from watchbill.core.routing import in_order as in_routing_order
 from watchbill.core.stages import AWAY, Stage
 from watchbill.core.state import Closing, State
@@ -341,6 +341,8 @@ class Admission:
         """
         if not self._state.waiting:
             return
+        if self._state.has_barred:
+            self._move_barred(now)
         for model in self._state.lines():
             if model.line and (hindered := self._hindrance(model, now)):
                 for request_id in model.line.ids():
@@ -349,6 +351,16 @@ class Admission:
                 self._step_down(model, now)
             elif model.line and self._has_others(model):
                 self._step_down_in_time(model.serving, now)
+
+    def _move_barred(self, now: int) -> None:
+        """Moves requests out of the lines of sites that they may not go to any more, or refuses them."""
+        self._state.has_barred = False
+        for line in self._state.lines():
+            if line.is_set or line.serving.spec.site is None:
+                continue
+            for request_id in line.line.ids():
+                if is_out_of_reach(self._state, line.serving, line.line.get(request_id)):
+                    self._move(line, request_id, now, must=True)
 
     def _has_others(self, model: Candidate) -> bool:
         """Whether its requests may be served by a smaller one of its family, or by a copy at another site."""

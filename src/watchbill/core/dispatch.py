@@ -29,6 +29,7 @@ from watchbill.core.messages import (
 )
 from watchbill.core.model_state import ModelState
 from watchbill.core.policy import Policy
+from watchbill.core.routing import is_out_of_reach
 from watchbill.core.running import LINGER_LIMIT_MS, Lingering, Running
 from watchbill.core.stages import Stage
 from watchbill.core.state import WAKE_MAX_MS, State
@@ -97,6 +98,10 @@ class Dispatch:
             return False
         request = self._next(model, now)
         if request is None:
+            return False
+        if model.spec.site is not None and is_out_of_reach(self._state, model, request):
+            self._state.has_barred = True  # it has to be moved or refused before others have their turn
+            self._state.wakes.append(now)
             return False
         if not model.has_slot_for(request.work_class, now):
             self._make_way(model, request, now)

@@ -178,7 +178,7 @@ class Machine:
             self._reset_faulty(now)  # before grants: no request is sent to a model that is about to be reset
         self._watchdog.watch_loads(now)
         self._dispatch.grant(now)
-        if overdue or is_new:
+        if overdue or is_new or self.state.has_barred:
             self._force(now)
             self._admission.rehome(now)  # a forced change may have closed a model that can never come back
             self._dispatch.grant(now)  # to requests that were moved to a model in memory

@@ -146,6 +146,7 @@ class Reconfigure:
         new.users, new.running, new.lingering = old.users, old.running, old.lingering
         for request_id in (*new.line.ids(), *new.running):
             self._state.home[request_id] = new
+        self._state.has_barred |= old.spec.site != new.spec.site and new.spec.site is not None
 
 
 class Effect(Enum):

@@ -14,7 +14,7 @@ from watchbill.core.model_state import ModelState
 from watchbill.core.reasons import Bar
 from watchbill.core.state import Closing, State
 
-__all__ = ["Bar", "bar_of", "bar_text", "closing_of", "in_order", "is_spent_out"]
+__all__ = ["Bar", "bar_of", "bar_text", "closing_of", "in_order", "is_out_of_reach", "is_spent_out"]
 
 
 _TEXTS = {
@@ -30,6 +30,7 @@ _TEXTS = {
     Bar.AWAY: "its server cannot be reached; see url of [tiers.{site}]",
     Bar.FAILED: "it has failed this request, or could not take it",
 }
+_LASTING = (Bar.HERE, Bar.PRIVATE, Bar.OFF)
 _REACHED: dict[Tier, Reach] = {
     Tier.LOCAL: Reach.HERE,
     Tier.PEER: Reach.PRIVATE,
@@ -53,6 +54,12 @@ def bar_of(state: State, model: ModelState, request: Request) -> Bar | None:
     if (closing := closing_of(state, model)) is not None:
         return closing.bar
     return Bar.FAILED if spec.site in request.failed_at else None
+
+
+def is_out_of_reach(state: State, model: ModelState, request: Request) -> bool:
+    """Whether a request may not go to this model's site at all, whatever is closed now. It may have been let into its
+    line: a reload gives a model to another site, or makes it or its lane private."""
+    return bar_of(state, model, request) in _LASTING
 
 
 def closing_of(state: State, model: ModelState) -> Closing | None:

@@ -104,6 +104,7 @@ class State:
         self.caller_waiting: dict[tuple[str, str], int] = {}  # in a lane, of a caller that has a share of it
         self.waiting = 0  # requests in all lines
         self.patience = Patience()  # their deadlines
+        self.has_barred = False  # a request waits for a site that a reload has closed to it
         self.has_held_turns = False  # there may be held turns; False: there are none
         self.active_at: int | None = None  # the last load, grant or finished background task
         self.moving = 0  # models on their way in or out of memory

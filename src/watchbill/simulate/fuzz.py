@@ -98,6 +98,7 @@ def random_world(
     world = World(catalog, truth, capacity, seed=seed, faults=troubles, known=known)
     world.mute = seed % 5 == 0
     world.indivisible = 0.3 if seed % 3 == 1 else 0.0
+    world.kept = 0.3 if copies and seed % 2 else 0.0
     sets = _sets(random.Random(f"sets {seed}"), models, devices)
     for model in models:
         _traffic(draw, world, model, sets)

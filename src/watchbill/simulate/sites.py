@@ -5,8 +5,9 @@ request goes to another site or is told that there is none. One that fails a req
 the caller has seen nothing, gives it to another site where one may serve it. A server that begins every answer anew
 never gets one that another had begun.
 
-The laws: no request is sent to a site that has failed it, or to one that is closed; none is refused while another site
-may serve it; none waits for a peer that is away while an external tier could take it.
+The laws: no private request is sent to an external tier, and none that must be served here to any site; no request is
+sent to a site that has failed it, or to one that is closed; none is refused while another site may serve it; none waits
+for a peer that is away while an external tier could take it.
 """
 
 from collections.abc import Callable
@@ -154,6 +155,9 @@ class Sites:
         site = self._world.declared[name].site
         if site is None:
             return
+        model, request = self._world.declared[name], caller.request
+        if request.reach is Reach.HERE or (request.reach is Reach.PRIVATE and model.where is Tier.EXTERNAL):
+            self._say("sent beyond its reach", f"{request.id} to {name} at {site}")
         if site in caller.failed_at:
             self._say("sent to a site that has failed it", f"{caller.request.id} to {name}")
         if (site, "") in self._closed or (site, name) in self._closed:

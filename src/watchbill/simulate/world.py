@@ -7,7 +7,7 @@ the core's actions as the real driver does, and feeds it the same events. `Fault
 import random
 from collections.abc import Callable, Mapping
 
-from watchbill.catalog import ROTATION_LANE, Catalog, Model, Tier, WorkClass
+from watchbill.catalog import ROTATION_LANE, Catalog, Model, Reach, Tier, WorkClass
 from watchbill.core import messages as m
 from watchbill.core.machine import Machine
 from watchbill.core.messages import Footprint, Knowledge
@@ -77,7 +77,9 @@ class World:
         self.look_every_ms: float = LOOK_EVERY_MS
         # The share of answers that cannot be continued: one that has begun runs to its end. Leased ones can.
         self.indivisible = 0.0
+        self.kept = 0.0  # the share of requests that are private, or must be served here
         self._shapes = random.Random(f"shapes {seed}")
+        self._reaches = random.Random(f"reaches {seed}")
         self._disk_fault: str | None = None
         self.disk_full_since: float | None = None
         self.mute = False  # engines send nothing before the end of an answer: a long prompt, a short answer
@@ -181,6 +183,7 @@ class World:
             operator=operator,
             exact=exact,
             companions=companions,
+            reach=self._draw_reach(),
             lease=lease,
         )
         caller = Caller(request, work_ms, then, due=self.now + request.max_wait_ms)
@@ -196,6 +199,11 @@ class World:
         if self.happens(self.faults.caller_leaves):
             self.at(self.now + self.random.expovariate(1 / 10_000), lambda: self.leave(caller))
         return caller
+
+    def _draw_reach(self) -> Reach:
+        if self._reaches.random() >= self.kept:
+            return Reach.ANYWHERE
+        return self._reaches.choice((Reach.PRIVATE, Reach.PRIVATE, Reach.HERE))
 
     def leave(self, caller: Caller) -> None:
         """A caller hangs up."""
