@@ -140,7 +140,7 @@ class Admission:
         """The model asked for, then the smaller ones of its family, without those that cannot serve."""
         if request.companions:
             return self._sets.choices(request, now)
-        below = [] if request.exact else self._state.smaller_models(model)
+        below = () if request.exact else self._state.smaller_models(model)
         usable = [
             s
             for s in in_routing_order(self._state, model, below)
@@ -411,14 +411,16 @@ class Admission:
                 self._move(model, request_id, now, must=False)
 
     def _hindrance(self, model: Candidate, now: int) -> "_Hindrance | None":
-        if any(s.is_retired or s.is_quarantined(now) for s in model.members):
-            return _Hindrance.GONE
-        if not model.is_set and model.stage not in _COMING and not self._state.can_ever_fit(model.serving):
-            return _Hindrance.GONE  # a size that was not declared is known after the first load
-        if not model.is_set and closing_of(self._state, model.serving) is not None:
-            return _Hindrance.GONE
-        if not model.is_set and self._is_away(model.serving, now):
-            return _Hindrance.AWAY
+        for member in model.members:  # asked of every line in every turn: `any` takes twice the time
+            if member.is_retired or member.is_quarantined(now):
+                return _Hindrance.GONE
+        if not model.is_set:
+            if model.stage not in _COMING and not self._state.can_ever_fit(model.serving):
+                return _Hindrance.GONE  # a size that was not declared is known after the first load
+            if closing_of(self._state, model.serving) is not None:
+                return _Hindrance.GONE
+            if self._is_away(model.serving, now):
+                return _Hindrance.AWAY
         is_lent = model.stage is not Stage.READY and self._state.ledger.in_maintenance(model.needs)
         is_lent = is_lent or (model.stage in AWAY and self._state.lent_out(model) is not None)
         return _Hindrance.LENT if is_lent else None

@@ -126,6 +126,8 @@ class Emergency:
         if self._weighed == self._state.changes:
             return
         self._weighed = self._state.changes
+        if not self._state.is_overdrawn():
+            return
         for name in self._state.resources():
             over = self._state.used(name, *STAYING) - self._state.ledger.limit(name)
             if over <= 0:

@@ -157,7 +157,7 @@ def _left_ms(running: Running, usual_ms: float, request: Request, now: int) -> f
     return min(left, BOUNDARY_MS) if makes_way else left
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Arrival:
     """A model's way into memory."""
 

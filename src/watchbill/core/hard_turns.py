@@ -14,7 +14,6 @@ better priority may still come, and swapping earlier would serve no request soon
 import math
 from collections import defaultdict
 from collections.abc import Callable, KeysView, Mapping, Sequence
-from dataclasses import dataclass
 from heapq import nlargest
 from operator import itemgetter
 from typing import NamedTuple
@@ -37,8 +36,7 @@ FORWARD_LOADS = 3.0
 _Drain = tuple[KeysView[Resource], float]
 
 
-@dataclass(frozen=True, slots=True)
-class Due:
+class Due(NamedTuple):
     """A model that waits, and when its most impatient request must have started."""
 
     model: Candidate
@@ -87,6 +85,8 @@ def hard_turns(
     state: State, dues: Sequence[Due], may_leave: Sequence[ModelState], now: int
 ) -> dict[str, HardTurn]:
     """When each turn begins, by the name of its model."""
+    if not dues:
+        return {}
     drains = [(s.needs.keys(), s.drain_ms(now)) for s in may_leave]
     beside = _models_at_once(state) if len(dues) > 1 else _one_at_once
     rivals = _longest_turns(dues)
@@ -99,8 +99,9 @@ def hard_turns(
         margin_ms = min(TURN_MARGIN * each.patience_ms, model.load.ms)
         answer_ms = _answer_ms(model)
         latest = each.due - (model.load.ms + drain_ms + answer_ms + margin_ms)
-        turn_ms = (model.load.ms + drain_ms + max(model.quantum_ms, answer_ms)) / beside(model)
-        shortest_ms = _shortest_turn(model) / beside(model)
+        at_once = beside(model)
+        turn_ms = (model.load.ms + drain_ms + max(model.quantum_ms, answer_ms)) / at_once
+        shortest_ms = _shortest_turn(model) / at_once
         squeezed = min(latest + drain_ms, _first(next_squeezed, model) - shortest_ms)
         begins = latest
         if len(dues) > 1:
@@ -148,8 +149,9 @@ def _shortest_round(
     wait = [each.model for each in dues]
     often = [s for s in state.managed if not s.spec.permanent and s.is_frequented(now) and s not in wait]
     for model in (*wait, *often):
+        turn_ms = _shortest_turn(model) / beside(model)
         for resource in model.needs:
-            taken[resource] += _shortest_turn(model) / beside(model)
+            taken[resource] += turn_ms
     return taken
 
 

@@ -37,7 +37,7 @@ from watchbill.core.model_state import ModelState
 from watchbill.core.reasons import Bar, Reason
 from watchbill.core.resources import Needs, Places, Resource, in_order, needs_of, shortage
 from watchbill.core.running import CUT_LIMIT_MS, Running
-from watchbill.core.stages import AWAY, Stage
+from watchbill.core.stages import AWAY, STAYING, Stage
 
 __all__ = ["WAKE_MAX_MS", "Lease", "State"]
 
@@ -67,6 +67,7 @@ class _Sums:
     misses_permanent: bool | None = None
     short: dict[str, Needs] = field(default_factory=dict)  # model -> what its load lacks
     ever: dict[str, bool] = field(default_factory=dict)  # model -> whether it can ever fit
+    smaller: dict[str, tuple[ModelState, ...]] = field(default_factory=dict)  # model -> of its family
     permanent: list[ModelState] | None = None  # the models that are declared so
 
 
@@ -277,13 +278,19 @@ class State:
                 return name
         return None
 
-    def smaller_models(self, model: ModelState) -> list[ModelState]:
+    def smaller_models(self, model: ModelState) -> tuple[ModelState, ...]:
         """The smaller members of a model's family, largest first."""
         if model.spec.family is None or model.spec.exact:
-            return []
+            return ()
+        found = self._sums.smaller.get(model.name)
+        if found is None:
+            found = self._sums.smaller[model.name] = self._find_smaller(model)
+        return found
+
+    def _find_smaller(self, model: ModelState) -> tuple[ModelState, ...]:
         family = [s for s in self.models.values() if s.spec.family == model.spec.family]
         family.sort(key=lambda s: (s.spec.family_rank or 0, -sum(s.sizes().values()), s.name))
-        return family[family.index(model) + 1 :]
+        return tuple(family[family.index(model) + 1 :])
 
     def local_interactive_waits(self) -> bool:
         """Whether an interactive request waits anywhere: then leased work has no weight."""
@@ -323,6 +330,9 @@ class State:
             told.append("held turns")
         if self._sums.misses_permanent not in (None, self._count_missing() > 0):
             told.append("permanent models that are missing")
+        for name, smaller in self._sums.smaller.items():
+            if smaller != self._find_smaller(self.models[name]):
+                told.append(f"what is smaller than {name}")
         wrong = [name for name, fits in self._sums.ever.items() if fits != self._fits_ever(self.models[name])]
         return told + [f"whether {name} can ever fit" for name in wrong]
 
@@ -353,6 +363,14 @@ class State:
         if not self.ledger.reserved_for:
             return free
         return free | {name: free[name] - self._reserved(name, asking) for name in self.ledger.books}
+
+    def is_overdrawn(self) -> bool:
+        """Whether the models that stay need more of a resource than there is."""
+        used: dict[Resource, int] = {}
+        for model in self.in_stage(*STAYING):
+            for resource, amount in model.frees().items():
+                used[resource] = used.get(resource, 0) + amount
+        return any(amount > self.ledger.limit(resource) for resource, amount in used.items())
 
     def used(self, resource: Resource, *stages: Stage) -> int:
         """The amount of a resource that the models in these stages need."""

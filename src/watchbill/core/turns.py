@@ -9,7 +9,6 @@ Questions only: `policy` makes plans of the turns, and `forecast` promises by th
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from watchbill.catalog import WorkClass
@@ -56,8 +55,7 @@ OVERTAKEN_PATIENCES = 2.0
 Rank = tuple[WorkClass, bool, int]
 
 
-@dataclass(frozen=True, slots=True)
-class Turn:
+class Turn(NamedTuple):
     """A model whose turn has come."""
 
     model: Candidate
@@ -84,11 +82,13 @@ def turns_of(state: State, now: int) -> list[Turn]:
 
     Hard turns go first: without one a request would run out of patience. Then class, then priority.
     """
+    wanted = wanting(state)
+    dues = dues_of(wanted)
+    if not dues:
+        return []
     due: list[Turn] = []
     later: list[Turn] = []
-    wanted = wanting(state)
     unsure = uncertainty(state, wanted) is not None
-    dues = dues_of(wanted)
     hard = hard_turns(state, dues, movable(state), now)
     for each in dues:
         model, oldest, its = each.model, each.due, hard[each.model.name]
@@ -150,7 +150,7 @@ def _passing_hard(due: Sequence[Turn], later: Sequence[Turn], now: int) -> Turn 
         and not _both_are_served(head, t, now)
     ]
     first = min(better, key=lambda t: (t.model.asked_rank(), t.due, t.model.name), default=None)
-    return None if first is None else replace(first, is_hard=True)
+    return None if first is None else first._replace(is_hard=True)
 
 
 def _would_miss(turn: Turn, head: Turn, now: int) -> bool:
