@@ -1,5 +1,6 @@
 """While estimates are missing or far off, `rate` decides as `turns` does, and it is never much worse than that."""
 
+from collections.abc import Iterable
 from statistics import mean
 
 import pytest
@@ -14,6 +15,8 @@ from watchbill.simulate.world import World
 #: `rate` may cost this many times what `turns` costs, and a second.
 WORSE_MAX = 3.0
 SLACK_MS = 1_000
+#: Contended worlds of CI. In half of them clients send one request after another.
+SEEDS = (1_000, 1_001, 1_003, 1_006)
 
 
 def decisions(world: World) -> list[tuple[float, str, str | None]]:
@@ -123,17 +126,17 @@ def test_rate_is_never_three_times_worse_than_turns(known: bool) -> None:
 
     Batches wait for each other longer on purpose, within their bound: swapping them sooner makes each of them later.
     """
-    assert_never_worse(range(1_000, 1_004), known)
+    assert_never_worse(SEEDS, known)
 
 
 @pytest.mark.torture
 @pytest.mark.parametrize("known", [True, False])
 def test_rate_is_never_three_times_worse_than_turns_in_many_worlds(known: bool) -> None:
     """RES-11: the same, in more worlds."""
-    assert_never_worse(range(1_004, 1_024), known)
+    assert_never_worse([seed for seed in range(1_000, 1_024) if seed not in SEEDS], known)
 
 
-def assert_never_worse(seeds: range, known: bool) -> None:
+def assert_never_worse(seeds: Iterable[int], known: bool) -> None:
     for seed in seeds:
         rate, turns = (
             contended_world(seed, policy=policy, known=known).run(2 * CONTENDED_MS)
