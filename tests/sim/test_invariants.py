@@ -205,7 +205,7 @@ def _sweep_no_lease(patch: pytest.MonkeyPatch) -> None:
 def _start_leased(patch: pytest.MonkeyPatch) -> None:
     from watchbill.core.dispatch import Dispatch
 
-    patch.setattr(Dispatch, "_may_start", lambda self, request: True)
+    patch.setattr(Dispatch, "_may_start", lambda self, *asked: True)
 
 
 def _cut_no_lease(patch: pytest.MonkeyPatch) -> None:
