@@ -19,9 +19,11 @@ from watchbill.fleet.folder.heartbeat import Heartbeat, Pulse, Watcher, write_he
 from watchbill.fleet.folder.requests import Reopening, ask_to_cancel, ask_to_reopen
 from watchbill.fleet.folder.results import End, Result, ResultLog
 from watchbill.fleet.folder.slips import Slip
+from watchbill.fleet.state.approving import Answer, Verdict, answer, questions_of
 from watchbill.fleet.state.entries import encode_entry
 from watchbill.fleet.state.epochs import Office, Superseded
 from watchbill.fleet.state.journal import read_past
+from watchbill.fleet.state.ledger import Ledger
 from watchbill.plans.batch import ExecutePlan
 
 DAY_MS = 86_400_000
@@ -97,6 +99,37 @@ FAN_OUT = """### scan
 ### sum
 - **command**: `true`
 - **depends_on**: each
+"""
+
+
+FOLLOWED = """### scan
+- **command**: `true`
+### mid
+- **command**: `true`
+- **depends_on**: scan
+- **retries**: 0
+### each
+- **command**: `echo {ITEM.n}`
+- **foreach**: {BATCH_PATH}/manifest.json:items
+- **depends_on**: scan
+### then
+- **command**: `echo {ITEM.n}`
+- **foreach**: {BATCH_PATH}/manifest.json:items
+- **depends_on**: each_{ITEM.id}, mid
+### x
+- **command**: `true`
+"""
+AFTER_SKIPPED = """### scan
+- **command**: `true`
+- **retries**: 0
+### mid
+- **command**: `true`
+- **depends_on**: scan
+### each
+- **command**: `true`
+- **foreach**: items.json
+- **depends_on**: mid
+- **needs**: done
 """
 
 
@@ -605,6 +638,44 @@ def test_two_retries_one_after_the_other_keep_what_is_complete_and_unchanged(rig
     assert rig.counted("b1")[-1]["outcome"] == "complete"
 
 
+def test_a_retry_keeps_the_items_of_a_batch_in_which_the_fan_out_that_follows_them_was_skipped(
+    rig: Rig,
+) -> None:
+    """PLAN-05, PLAN-07: what failed stays failed, what follows it is skipped, and the batch goes on and ends."""
+    rig.submit("b1", "p", FOLLOWED)
+    manifest = rig.root / places.batch_folder("p", "b1") / "manifest.json"
+    manifest.parent.mkdir(parents=True)
+    manifest.write_text('{"items": [{"id": "a", "n": 1}, {"id": "b", "n": 2}]}')
+    _work_on(rig, 0, failing="mid")
+    ask_to_reopen(rig.disk, Reopening("r1", "b1", "p", ("x",)))
+    _work_on(rig, 100)
+    assert not os.listdir(rig.root / places.REFUSED)
+    counted = [entry["task"] for entry in rig.counted("b1") if entry["e"] == "accept"]
+    assert sorted(map(str, counted)) == ["each_a", "each_b", "scan", "x", "x"]
+    assert rig.counted("b1")[-1]["outcome"] == "partial"
+
+
+def test_an_answer_reaches_a_task_whose_fan_out_runs_although_another_task_was_skipped(rig: Rig) -> None:
+    """PLAN-05, FLEET-04: the batch had ended; the answer reopens it, and what was skipped is skipped again."""
+    rig.submit("b1", "p", AFTER_SKIPPED)
+    (rig.root / "plans/p/items.json").write_text('["x", "y"]')
+    for now_ms in range(6):
+        rig.brain.turn(now_ms)
+        for name, slip in rig.claim():
+            ends = {"scan": End.FAILED, "each_2": End.NEEDS_APPROVAL}
+            rig.report(name, ends.get(slip.task, End.DONE))
+    assert rig.kinds("b1", "ended")
+    rig.brain = rig.new_brain(10)
+    ledger = Ledger("b1")
+    for entry in read_past(rig.disk, "p", "b1", 10**9).entries:
+        ledger.apply(entry)
+    [asked] = questions_of(ledger)
+    answer(rig.disk, Answer("r1", "b1", "p", Verdict.APPROVE, {asked.task: asked.digest}, "me"))
+    _work_on(rig, 11)
+    accepted = [entry["task"] for entry in rig.counted("b1") if entry["e"] == "accept"]
+    assert sorted(map(str, accepted)) == ["each_1", "each_2"]
+
+
 def test_a_retry_takes_back_a_fan_out_of_which_most_tasks_wait_for_their_turn(rig: Rig) -> None:
     """PLAN-07: they are not there any more when their turn has come, and the coordinator goes on."""
     rig.submit("b1", "p", FAN_OUT)
@@ -624,15 +695,15 @@ def test_a_retry_takes_back_a_fan_out_of_which_most_tasks_wait_for_their_turn(ri
     assert rig.counted("b1")[-1]["outcome"] == "complete"
 
 
-def _work_on(rig: Rig, now_ms: int) -> None:
-    """Turns in which all that is offered is done."""
+def _work_on(rig: Rig, now_ms: int, failing: str = "") -> None:
+    """Turns in which all that is offered is done, but for one task that fails."""
     for moment in range(now_ms, now_ms + 6):
         try:
             rig.brain.turn(moment)
         except StartAnew:  # a batch that had ended is asked for
             rig.brain = rig.new_brain(moment)
-        for name, _ in rig.claim():
-            rig.report(name)
+        for name, slip in rig.claim():
+            rig.report(name, End.FAILED if slip.task == failing else End.DONE)
 
 
 def _die(_acts: Acts) -> None:

@@ -441,12 +441,9 @@ def _kept_defaults(plan: Plan, ledger: Ledger, told: set[str]) -> Iterator[str]:
 
 def _reasons(disk: FolderDisk, ledger: Ledger, request: Reopening) -> dict[str, Reason]:
     """Why each task would run again, or not: replays the first steps of the new round on a copy of the ledger."""
-    effects: list[Effect] = [ledger.apply(entry) for entry in reopening(disk, ledger, request)]
-    reasons: dict[str, Reason] = {}
-    while effects:
-        effect = effects.pop(0)
-        reasons.update({task: reason_of(ledger, task) for task in effect.ready})
-        effects += [ledger.apply(entry) for entry in carry_over(ledger, effect)]
+    reopened: list[Effect] = [ledger.apply(entry) for entry in reopening(disk, ledger, request)]
+    effects = [each for effect in reopened for each in carry_over(ledger, effect, ledger.apply)]
+    reasons = {task: reason_of(ledger, task) for effect in effects for task in effect.ready}
     waiting = {task: reason_of_waiting(ledger, task) for task in ledger.tasks() if task not in reasons}
     return {**reasons, **waiting}
 

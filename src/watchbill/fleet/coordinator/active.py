@@ -8,7 +8,7 @@ wait for their manifest. Nothing here touches the board or reads a clock other t
 """
 
 import logging
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
@@ -208,15 +208,12 @@ class ActiveBatches:
 
     def _go_on(self, ledger: Ledger, effect: Effect, now_ms: int) -> None:
         """Line up the tasks that became ready. A reopened batch first keeps those that need not run again."""
-        effects = deque([effect])
-        while effects:
-            effect = effects.popleft()
-            for entry in carry_over(ledger, effect):
-                effects.append(self._apply(self.batches[ledger.batch], entry))
-            for task in effect.ready:
+        batch = self.batches[ledger.batch]
+        for each in carry_over(ledger, effect, lambda entry: self._apply(batch, entry)):
+            for task in each.ready:
                 if ledger.phase(task) is Phase.READY:
                     self._line_up(ledger, task, now_ms)
-            for template in effect.expandable:
+            for template in each.expandable:
                 if not ledger.is_expanded(template):
                     self.fanouts[ledger.batch, template] = Fanout()
 

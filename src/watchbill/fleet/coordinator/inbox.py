@@ -12,7 +12,7 @@ ended needs the next epoch: journals are files of epochs, and this epoch may hav
 from collections.abc import Iterator
 from enum import Enum
 
-from watchbill.errors import OursError
+from watchbill.errors import IllegalTransition, OursError
 from watchbill.files.atomic import NotAFile
 from watchbill.fleet import limits
 from watchbill.fleet.coordinator.active import ActiveBatches
@@ -124,6 +124,8 @@ class Inbox:
                 self._answer(name, Answer.decode(content), now_ms)
         except FileNotFoundError:
             return
+        except IllegalTransition:
+            raise  # a fault of our own, and perhaps half of it is applied
         except (NotAFile, OursError, ValueError) as error:
             why = str(error)
             self._acts.later(lambda: self._refuse(name, why))
@@ -196,7 +198,7 @@ class Inbox:
         for entry in entries_of(ledger, given):
             self._active.decide(ledger.batch, entry, now_ms)
         for task, last in lasts:
-            target = self._acts.folder_of(ledger.phase(task))
+            target = self._acts.folder_of(ledger.phase(task)) if task in ledger else places.EXPIRED
             self._acts.move(f"{places.MANUAL}/{last}", f"{target}/{last}")
         for question in asked:
             self._acts.keep_answer(question, given)

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 
-from watchbill.errors import OursError
+from watchbill.errors import IllegalTransition, OursError
 from watchbill.files.atomic import open_shared
 from watchbill.files.host import boot_id, host_name, start_time
 from watchbill.files.watch import Watch
@@ -157,7 +157,7 @@ class Service:
             except Exception as error:  # noqa: BLE001  one batch must not stop all others, whatever it meets in us
                 if _now_ms() - started_ms > limits.COORDINATOR_AGAIN_MS[1]:
                     pause_ms = limits.COORDINATOR_AGAIN_MS[0]
-                if isinstance(error, OSError | OursError):
+                if isinstance(error, OSError | OursError) and not isinstance(error, IllegalTransition):
                     # The mount is gone, full or read-only; the marker is looked for before anything is written again.
                     _LOG.error("the shared folder failed: %s; trying again in %d s", error, pause_ms // 1000)
                 else:

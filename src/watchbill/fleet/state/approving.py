@@ -177,6 +177,8 @@ def entries_of(ledger: Ledger, given: Answer) -> Iterator[Entry]:
     if ledger.outcome is not None and given.id not in ledger.requests and waiting:
         yield Reopen(given.id, tuple(waiting), ledger.inputs, ledger.priority, ledger.goal)
     for task, digest in given.tasks.items():
+        if task not in ledger:
+            continue  # the items of its fan-out are read anew: it is asked about again if it is among them
         if ledger.phase(task) is Phase.MANUAL or (task in waiting and ledger.phase(task) is Phase.READY):
             if given.verdict is Verdict.APPROVE:
                 yield Approve(task, given.who, digest)

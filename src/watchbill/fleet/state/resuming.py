@@ -10,7 +10,7 @@ plan has not changed the file that they are in.
 When single tasks are asked for (`plan retry`), tasks that failed and were not asked for keep that end, too.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 
@@ -136,7 +136,7 @@ def _texts(value: object) -> Iterator[str]:
 def _ran_before(ledger: Ledger, task: str) -> Iterator[str]:
     """The dependencies of a task that ran in this round, or whose tasks are others than before."""
     if ledger.template_of(task) != task:
-        yield from (each for each in ledger.followed(task) if each not in ledger.kept)
+        yield from (each for each in ledger.followed(task) if not _stands(ledger, each))
         return
     yield from _ran(ledger, ledger.spec(task).node.depends_on)
 
@@ -146,30 +146,48 @@ def _ran(ledger: Ledger, names: Iterable[str]) -> Iterator[str]:
         former = ledger.former_items.get(name)
         tasks = ledger.tasks_of(name)
         if former is None and not tasks:
-            if name not in ledger.kept:
+            if not _stands(ledger, name):
                 yield name
         elif former is None or tuple(tasks) != former.names:
             yield name
         else:
-            yield from (each for each in tasks if each not in ledger.kept)
+            yield from (each for each in tasks if not _stands(ledger, each))
 
 
-def carry_over(ledger: Ledger, effect: Effect) -> list[Entry]:
-    """The entries for what became ready or expandable and need not run, or not be read, again.
+def _stands(ledger: Ledger, task: str) -> bool:
+    """Whether a task is what it was: its end is kept, or it was skipped and is skipped again."""
+    former = ledger.former.get(task)
+    was_skipped = former is not None and former.phase is Phase.SKIPPED
+    return task in ledger.kept or (was_skipped and ledger.phase(task) is Phase.SKIPPED)
 
-    Applying them makes more tasks ready: call it with each effect until it returns nothing. A batch that was never
-    reopened has none.
+
+def carry_over(ledger: Ledger, effect: Effect, apply: Callable[[Entry], Effect]) -> list[Effect]:
+    """Apply the entries for what became ready or expandable and need not run, or not be read, again.
+
+    Returns the effect and all that followed from it. Items are carried over when everything that is kept without them
+    is kept: a template that is skipped, because a task that failed stays failed, gets no items. A batch that was never
+    reopened has nothing to carry over.
     """
+    effects = [effect]
     if not ledger.requests:
-        return []
+        return effects
+    templates: list[str] = []
+    seen = 0
+    while seen < len(effects) or templates:
+        if seen < len(effects):
+            effects += [apply(entry) for entry in _kept(ledger, effects[seen])]
+            templates += effects[seen].expandable
+            seen += 1
+        elif not ledger.is_expanded(template := templates.pop(0)):
+            effects += [apply(entry) for entry in _frozen(ledger, template)]
+    return effects
+
+
+def _kept(ledger: Ledger, effect: Effect) -> list[Entry]:
+    """The entries by which tasks that became ready keep what they came to."""
     ready = [task for task in effect.ready if ledger.phase(task) is Phase.READY]
     kept = [task for task in ready if reason_of(ledger, task).is_kept]
-    entries: list[Entry] = [Keep(part) for part in in_parts(kept, size_of_text)]
-    for template in effect.expandable:
-        if ledger.is_expanded(template) or any(template in _expanded_by(entry) for entry in entries):
-            continue
-        entries += _frozen(ledger, template)
-    return entries
+    return [Keep(part) for part in in_parts(kept, size_of_text)]
 
 
 def strays(ledger: Ledger) -> list[Entry]:
@@ -182,10 +200,6 @@ def strays(ledger: Ledger) -> list[Entry]:
         for task in ledger.by_token.values()
         if ledger.has_to_wait(task)
     ]
-
-
-def _expanded_by(entry: Entry) -> tuple[str, ...]:
-    return entry.templates if isinstance(entry, Expand) else ()
 
 
 def _frozen(ledger: Ledger, template: str) -> list[Entry]:
