@@ -9,6 +9,7 @@ import pytest
 
 from watchbill import limits
 from watchbill.fleet import limits as fleet_limits
+from watchbill.fleet.coordinator import loop
 from watchbill.fleet.coordinator.acts import Acts
 from watchbill.fleet.coordinator.inbox import StartAnew
 from watchbill.fleet.coordinator.loop import Coordinator
@@ -20,7 +21,7 @@ from watchbill.fleet.folder.requests import Reopening, ask_to_cancel, ask_to_reo
 from watchbill.fleet.folder.results import End, Result, ResultLog
 from watchbill.fleet.folder.slips import Slip
 from watchbill.fleet.state.approving import Answer, Verdict, answer, questions_of
-from watchbill.fleet.state.entries import encode_entry
+from watchbill.fleet.state.entries import Reopen, encode_entry
 from watchbill.fleet.state.epochs import Office, Superseded
 from watchbill.fleet.state.journal import read_past
 from watchbill.fleet.state.ledger import Ledger
@@ -676,6 +677,56 @@ def test_an_answer_reaches_a_task_whose_fan_out_runs_although_another_task_was_s
     assert sorted(map(str, accepted)) == ["each_1", "each_2"]
 
 
+def test_a_batch_that_is_reopened_is_shown_before_its_former_fan_out_is_taken_back(rig: Rig) -> None:
+    """FLEET-09: a coordinator may die with only the first of these lines on the disk, and people look meanwhile."""
+    rig.submit("b1", "p", FAN_OUT)
+    manifest = rig.root / places.batch_folder("p", "b1") / "manifest.json"
+    manifest.parent.mkdir(parents=True)
+    manifest.write_text('{"items": [{"id": "x", "n": 1}]}')
+    rig.brain.turn(0)
+    [(scan, _)] = rig.claim()
+    rig.report(scan)
+    rig.brain.turn(1)
+    ask_to_reopen(rig.disk, Reopening("r1", "b1", "p", ("scan",)))
+    rig.brain.turn(2)
+    ledger = Ledger("b1")
+    for entry in read_past(rig.disk, "p", "b1", 10**9).entries:
+        ledger.apply(entry)
+        if isinstance(entry, Reopen):
+            assert [report.name for report in ledger.reports()] == ["scan", "each", "sum"]
+    assert ledger.requests == {"r1"}
+
+
+def test_a_fault_in_what_follows_the_decisions_is_of_the_batch_that_it_is_about(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """FLEET-09: the pictures of one batch cannot be drawn; the other one, looked at after it, is not set aside."""
+    for batch in ("b1", "b2"):
+        rig.submit(batch, "p", "### a\n- **command**: `true`\n")
+    rig.brain.turn(0)
+    [first, _] = rig.claim()
+    rig.report(first[0])
+    monkeypatch.setattr(loop, "draw_last", _fault)
+    with pytest.raises(KeyError, match="ghost"):
+        rig.brain.turn(1)
+    assert (first[1].batch, rig.brain.at) == ("b1", "b1")
+
+
+def test_a_cancel_of_a_batch_that_is_set_aside_is_refused_with_the_reason(rig: Rig) -> None:
+    """PLAN-07, FLEET-09: it cannot be obeyed, and whoever asked must not believe that it was."""
+    rig.submit("b1", "p", "### a\n- **command**: `true`\n")
+    rig.brain.turn(0)
+    rig.brain.close()
+    rig.brain = Coordinator(
+        rig.disk, Watcher("manager"), Pulse("manager", 1, 1, 0), wall_ms=lambda: 0, set_aside={"b1": "it failed"}
+    )  # fmt: skip
+    rig.brain.start(1)
+    ask_to_cancel(rig.disk, "b1")
+    rig.brain.turn(2)
+    assert "it failed" in (rig.root / places.REFUSED / "b1.cancel").read_text()
+    assert os.listdir(rig.root / places.INBOX) == []
+
+
 def test_a_retry_takes_back_a_fan_out_of_which_most_tasks_wait_for_their_turn(rig: Rig) -> None:
     """PLAN-07: they are not there any more when their turn has come, and the coordinator goes on."""
     rig.submit("b1", "p", FAN_OUT)
@@ -704,6 +755,10 @@ def _work_on(rig: Rig, now_ms: int, failing: str = "") -> None:
             rig.brain = rig.new_brain(moment)
         for name, slip in rig.claim():
             rig.report(name, End.FAILED if slip.task == failing else End.DONE)
+
+
+def _fault(*_args: object) -> None:
+    raise KeyError("ghost")
 
 
 def _die(_acts: Acts) -> None:

@@ -99,12 +99,16 @@ class ActiveBatches:
         self.lineup = Lineup()
         self.fanouts: dict[tuple[str, str], Fanout] = {}
         self.left_alone = dict(set_aside)  # with batches whose journal cannot be replayed: each one, and why
-        self.at = ""  # the batch that was worked on last: a fault of our own is its
+        self.at = ""  # the batch that is worked on, if one is: a fault of our own is its
 
     # ------------------------------------------------------------ batches come and go
 
     def take_up(self, order: ExecutePlan, now_ms: int) -> None:
-        """Replay the entries of a batch that count, and begin the journal of this epoch."""
+        """Replay the entries of a batch that count, and go on with it."""
+        self._go_on_with(self._replayed(order), now_ms)
+
+    def _replayed(self, order: ExecutePlan) -> ActiveBatch:
+        """What a batch came to by the entries that count; begins the journal of this epoch."""
         self.at = order.batch
         past = read_past(self._disk, order.plan, order.batch, self.epoch, self._fleet)
         ledger = Ledger(order.batch)
@@ -117,21 +121,26 @@ class ActiveBatches:
                 hint=f"move its folder back to plans/{ledger.plan}/history, or submit {order.plan} anew",
             )
         journal = Journal(self._disk, order.plan, order.batch, self.epoch, past.after, fleet=self._fleet)
-        self.batches[order.batch] = ActiveBatch(ledger, journal)
+        return ActiveBatch(ledger, journal)
+
+    def _go_on_with(self, batch: ActiveBatch, now_ms: int) -> None:
+        ledger = batch.ledger
+        self.batches[ledger.batch] = batch
         for name in ledger.by_token:
             self._count_token(ledger, name)
         self._sequence = max(self._sequence, ledger.sequence)
         self._go_on(ledger, Effect(list(ledger.ready()), list(ledger.expandable)), now_ms)
-        self._take_back_strays(
-            order.batch
-        )  # the last coordinator may have died in the middle of reopening it
+        # The last coordinator may have died in the middle of reopening it.
+        self._take_back_strays(ledger.batch)
 
     def take_up_or_leave(self, order: ExecutePlan, now_ms: int) -> None:
         """The same, but one batch that makes no sense, damaged, copied or of a later version, stops no others."""
         try:
-            self.take_up(order, now_ms)
+            batch = self._replayed(order)
         except (OursError, ValueError, KeyError) as error:
             self.left_alone[order.batch] = str(error)
+            return
+        self._go_on_with(batch, now_ms)
 
     def forget(self, batch: str) -> None:
         """Drop a batch that has ended, and close its journal."""
@@ -184,8 +193,9 @@ class ActiveBatches:
     def write(self) -> int:
         """One append and one sync for each batch that changed; how many entries were written."""
         written = 0
-        for batch in self.batches.values():
+        for name, batch in self.batches.items():
             if batch.todo:
+                self.at = name
                 batch.journal.commit(batch.todo)
                 written += len(batch.todo)
                 batch.todo = []

@@ -8,6 +8,7 @@ import contextlib
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 
+from watchbill.fleet.coordinator.active import ActiveBatches
 from watchbill.fleet.folder import places
 from watchbill.fleet.folder.board import Board
 from watchbill.fleet.folder.disk import Disk
@@ -23,12 +24,13 @@ _FOLDERS = {Phase.FAILED: places.FAILED, Phase.MANUAL: places.MANUAL}
 class Acts:
     """The acts of one turn."""
 
-    def __init__(self, disk: Disk, board: Board, wall_ms: Callable[[], int]) -> None:
+    def __init__(self, disk: Disk, board: Board, active: ActiveBatches, wall_ms: Callable[[], int]) -> None:
         """`wall_ms` names the folder of today's complete tasks, and is in the answers of people."""
         self._disk = disk
         self._board = board
+        self._active = active
         self._wall_ms = wall_ms
-        self._planned: list[_Act] = []
+        self._planned: list[tuple[str, _Act]] = []  # each with the batch that it is for
         self._folders: set[str] = set()
 
     def __bool__(self) -> bool:
@@ -36,12 +38,13 @@ class Acts:
 
     def later(self, act: _Act) -> None:
         """Plan an act."""
-        self._planned.append(act)
+        self._planned.append((self._active.at, act))
 
     def carry_out(self) -> None:
         """Do what was planned."""
         acts, self._planned = self._planned, []
-        for act in acts:
+        for batch, act in acts:
+            self._active.at = batch
             act()
 
     # ------------------------------------------------------------ acts that many decisions lead to

@@ -114,6 +114,7 @@ class Inbox:
 
     def _obey(self, name: str, kind: _Kind, now_ms: int) -> None:
         """Read a file and do what it says. One that makes no sense is put aside, with the reason."""
+        self._active.at = ""
         try:
             content = self._disk.read(f"{places.INBOX}/{name}", limits.FLEET_FILE_BYTES_MAX * 4)
             if kind is _Kind.PLAN:
@@ -218,6 +219,9 @@ class Inbox:
 
     def _cancel(self, batch: str, name: str, now_ms: int) -> None:
         self._active.at, found = batch, self._active.batches.get(batch)
+        if found is None and (why := self._active.left_alone.get(batch)) is not None:
+            self._acts.later(lambda: self._refuse(name, f"{batch} cannot be cancelled: {why}"))
+            return
         if found is not None and not found.ledger.is_cancelled:
             recalled = list(found.ledger.by_token)
             self._active.decide(batch, Cancel(), now_ms)

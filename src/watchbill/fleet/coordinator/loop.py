@@ -116,7 +116,7 @@ class Coordinator:
         self._strays: frozenset[str] = frozenset()  # files among the signals that no agent obeys
         self._stuck: set[str] = set()  # slips whose agents were asked to abort them
         self._active = ActiveBatches(disk, wall_ms, fleet, set_aside)
-        self._acts = Acts(disk, self._board, wall_ms)
+        self._acts = Acts(disk, self._board, self._active, wall_ms)
         self._inbox = Inbox(disk, self._active, self._acts)
         self._holding = Holding(disk, self._acts)
         self._judging = Judging(
@@ -141,7 +141,7 @@ class Coordinator:
 
     @property
     def at(self) -> str:
-        """The batch that it worked on last; "" for none."""
+        """The batch that it works on; "" for none."""
         return self._active.at
 
     # ------------------------------------------------------------ start
@@ -157,6 +157,7 @@ class Coordinator:
                 continue
             if self._was_opened(order):
                 self._active.take_up_or_leave(order, now_ms)
+                self._active.at = ""
             elif order.batch in self._inbox.active:
                 own = places.batch_folder(order.plan, order.batch)
                 self._active.left_alone[order.batch] = f"{own} has no journal any more; put the folder back"
@@ -218,14 +219,17 @@ class Coordinator:
 
     def turn(self, now_ms: int) -> Turn:
         """Read, decide, append, look, act. Raises Superseded and OSError: then this coordinator has ended."""
+        self._active.at = ""
         epochs.refuse_if_superseded(self._disk, self.epoch)
         if now_ms >= self._beat_at_ms:
             self._beat(now_ms)
         self._dropped = 0
         has_more = self._inbox.read(now_ms)
         self._judging.look_again(self._crowd, now_ms)
+        self._active.at = ""
         for result in self._results.read():
             self._hear(result, now_ms)
+            self._active.at = ""
         self._judging.accept_unscored(self._crowd, now_ms)
         self._puts_away_stale = True
         self._look_at_agents(now_ms)
@@ -276,12 +280,14 @@ class Coordinator:
         if now_ms < self._agents_at_ms:
             return
         self._agents_at_ms = now_ms + _AGENTS_LOOK_MS
+        self._active.at = ""
         living: dict[str, Heartbeat] = {}
         for agent in self._board.agents():
             heartbeat = read_heartbeat(self._disk, agent)
             pulse = None if heartbeat is None else heartbeat.pulse
             if self._watcher.is_dead(agent, pulse, now_ms):
                 self._revoke_all_of(agent, heartbeat, now_ms)
+                self._active.at = ""
             elif heartbeat is not None:
                 living[agent] = heartbeat
         budgets = [heartbeat.budget_mb for heartbeat in living.values()]
@@ -305,6 +311,7 @@ class Coordinator:
         """Have models loaded for tasks that wait for one, and tell of those that no living agent could run."""
         names = self._board.offered() if self._active.tokens else []
         needs = [need_of(*offer) for name in names if (offer := self._active.offer_of(name)) is not None]
+        self._active.at = ""  # what agents say of themselves is no batch's fault
         living = [ability_of(name, beat) for name, beat in self._living.items()]
         for need, lack in self._stranded.look(needs, living, now_ms):
             _LOG.warning("action=alert why=no living agent lacks=%s class=%s model=%s vram_mb=%d tasks=%d", lack.value,
@@ -323,6 +330,7 @@ class Coordinator:
         if now_ms < self._stuck_at_ms:
             return
         self._stuck_at_ms = now_ms + limits.STUCK_LOOK_MS
+        self._active.at = ""
         self._tell_of_strays()
         for held, step in self._ladder.look(list(self._held()), now_ms):
             offer = self._active.offer_of(held.name)
@@ -446,7 +454,8 @@ class Coordinator:
 
     def _draw(self, now_ms: int) -> None:
         """Refresh the pictures of batches that changed, now and then."""
-        for batch in self._active.batches.values():
+        for name, batch in self._active.batches.items():
+            self._active.at = name
             if not batch.draw_at_ms:
                 batch.draw_at_ms = now_ms + self._summary_every_ms
             if batch.is_drawn or now_ms < batch.draw_at_ms or batch.ledger.outcome is not None:

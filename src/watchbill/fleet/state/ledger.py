@@ -236,9 +236,12 @@ class Ledger:
         return task if task is not None and task in self._graph else None
 
     def tasks(self) -> Iterator[str]:
-        """All tasks. A template counts until its tasks are there."""
+        """All tasks. A template counts until its tasks are there.
+
+        A token may be out for a task of a former fan-out, in the moment in which a batch is reopened: it is no task.
+        """
         yield from (name for name in self._specs if name not in self._expanded)
-        yield from self._slices
+        yield from (name for name in self._slices if name in self._graph)
 
     def template_of(self, task: str) -> str:
         """The template that a task of a fan-out comes from; the task itself where there is none."""
