@@ -727,6 +727,23 @@ def test_a_cancel_of_a_batch_that_is_set_aside_is_refused_with_the_reason(rig: R
     assert os.listdir(rig.root / places.INBOX) == []
 
 
+def test_a_task_that_waits_for_a_person_still_does_after_two_retries_of_others(rig: Rig) -> None:
+    """PLAN-07: the second one comes before the first has made the items anew; nobody has let the task run again."""
+    rig.submit("b1", "p", f"{FAN_OUT}### x\n- **command**: `true`\n")
+    manifest = rig.root / places.batch_folder("p", "b1") / "manifest.json"
+    manifest.parent.mkdir(parents=True)
+    manifest.write_text('{"items": [{"id": "a", "n": 1}, {"id": "b", "n": 2}]}')
+    for now_ms in range(4):
+        rig.brain.turn(now_ms)
+        for name, slip in rig.claim():
+            rig.report(name, End.NEEDS_APPROVAL if slip.task == "each_b" else End.DONE)
+    ask_to_reopen(rig.disk, Reopening("r1", "b1", "p", ("scan",)))
+    rig.brain.turn(100)
+    ask_to_reopen(rig.disk, Reopening("r2", "b1", "p", ("x",)))
+    _work_on(rig, 101)
+    assert [entry["task"] for entry in rig.counted("b1") if entry["e"] == "issue"].count("each_b") == 1
+
+
 def test_a_retry_takes_back_a_fan_out_of_which_most_tasks_wait_for_their_turn(rig: Rig) -> None:
     """PLAN-07: they are not there any more when their turn has come, and the coordinator goes on."""
     rig.submit("b1", "p", FAN_OUT)

@@ -407,15 +407,20 @@ class Ledger:
         }  # fmt: skip
 
     def _still_to_come(self) -> dict[str, Former]:
-        """What was complete before this round in fan-outs that have no tasks in it yet, but for what was asked for."""
+        """What tasks came to before this round in fan-outs that have no tasks in it yet, but for what was asked for."""
         return {
             task: former
             for task, former in self.former.items()
-            if former.phase is Phase.COMPLETE
+            if (former.phase is Phase.COMPLETE or self._is_left(former))
             and former.spec.node.name != task
             and former.spec.node.name not in self._expanded
             and task not in self.again
         }
+
+    def _is_left(self, former: Former) -> bool:
+        """Whether a task that failed, or waits for a person, stays so in a round in which others were asked for."""
+        is_asked = not self.again or former.spec.node.name in self.again
+        return not is_asked and former.phase in (Phase.FAILED, Phase.MANUAL)
 
     def _keep(self, entry: Keep) -> Effect:
         effect = Effect()
