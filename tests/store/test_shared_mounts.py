@@ -169,6 +169,41 @@ def test_every_event_that_drains_finish_is_in_a_corpus(hosts: Hosts) -> None:
     assert mount.lost_replies > events // 20
 
 
+def test_no_event_is_acknowledged_that_stays_hidden_with_its_writer(hosts: Hosts) -> None:
+    """SPOOL-08, R10: where the server had forgotten what a writer had open, "the folder of the writer is gone" counted
+    as "the event was shown": it stayed in the writer's own folder, which is swept when the writer is over."""
+    mount = hosts.mount("first")
+    events = [{"id": number, "kind": "note", "ts": 0} for number in range(4)]
+    with Spool(mount.path / "spool") as spool:
+        spool.enqueue(events[0])
+        mount.order("forget")
+        try:
+            spool.enqueue_many(events[1:])
+        except SpoolBroken:
+            spool.enqueue_many(events[1:])
+        assert sorted(hosts.found()[State.QUEUE]) == [0, 1, 2, 3]
+
+
+def test_an_event_of_which_nobody_knows_whether_it_is_leased_is_not_finished_with_the_batch(
+    hosts: Hosts,
+) -> None:
+    """SPOOL-08, R10: the reply to the rename of a lease was lost, and the server did not answer when it was asked. The
+    event lay in the folder of the batch, and was finished with it, in no corpus."""
+    mount = hosts.mount("first")
+    with Spool(mount.path / "spool") as spool:
+        assert spool.lease_many(9) == []
+        spool.enqueue_many([{"id": number, "kind": "note", "ts": 0} for number in range(2)])
+        spool.wake()
+        mount.order("away", after=1)
+        leased = spool.lease_many(9)
+        assert [item.event["id"] for item in leased] == [0]
+        spool.done_many(leased)
+        assert hosts.found()[State.DONE] == [0]
+        assert spool.lease() is None
+        assert hosts.found()[State.QUEUE] == [1], "put back, for whoever leases next"
+        assert spool.in_flight_here == 0
+
+
 def test_a_worker_that_stood_still_is_given_up_and_finds_that_out(hosts: Hosts) -> None:
     """SPOOL-08, R13: a stopped host cannot be told from a dead one. When it goes on, it has lost its lease, and works
     on in a folder of its own."""

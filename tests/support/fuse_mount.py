@@ -33,11 +33,12 @@ class FuseMount:
     ) -> None:
         self.path = point
         self._log = point.with_name(f"{point.name}.lost")
+        self._orders = point.with_name(f"{point.name}.orders")
         self._errors = point.with_name(f"{point.name}.errors")
         self._words = [
             sys.executable, "-B", str(SERVER), str(source), str(point), "--hides", str(hides_s),
             "--loses-first", str(loses_first), "--loses-replies", str(loses_replies), "--seed", str(seed),
-            "--log", str(self._log),
+            "--log", str(self._log), "--orders", str(self._orders),
         ]  # fmt: skip
         point.mkdir(parents=True)
         self._server = self._start()
@@ -46,6 +47,10 @@ class FuseMount:
     def lost_replies(self) -> int:
         """How many renames were carried out and answered with an error."""
         return len(self._log.read_text().splitlines()) if self._log.exists() else 0
+
+    def order(self, word: str, *, after: int = 0) -> None:
+        """`forget` or `away`, at the rename after the next ones."""
+        self._orders.write_text(f"{after} {word}")
 
     def kill(self) -> None:
         """The server is gone: everything on the mount answers ENOTCONN."""

@@ -1,12 +1,17 @@
 """A file system that passes everything on to a folder, as a careless network mount does. Speaks to the kernel itself.
 
-    python fuse_server.py SOURCE POINT --hides SECONDS --loses-first N --loses-replies SHARE --seed N --log FILE
+    python fuse_server.py SOURCE POINT --hides SECONDS --loses-first N --loses-replies SHARE --seed N --log FILE \
+        --orders FILE
 
 What one mount changes, another mount of the same folder sees late: names, also the absence of one, are cached by
 the kernel for `--hides` seconds, sizes, times and listings by this program as well. Changes made through the same
 mount are seen at once. The first renames, or a share of all, are carried out and answered with an error, as when a
 reply is lost on the way: ENOENT, as the second try of a client gets it, or EIO. Each lost reply is a line in the log.
 inotify reports only what was done through the same mount.
+
+A file ORDERS with `N forget` has the server forget before the rename after the next N which things it told the kernel
+of, as one does that takes over from another: what is open answers ESTALE, and paths lead to the same files again. With
+`N away` that rename is carried out, and it and the next question for a name are answered with EIO.
 
 One process per mount. A killed one leaves a mount that answers ENOTCONN, a stopped one a mount that hangs.
 The structures are those of <linux/fuse.h>, version 7.31.
@@ -81,7 +86,21 @@ class Faults:
     loses: float
     chance: random.Random
     log: Path
+    orders: Path
     lost: int = 0
+    is_away: bool = False
+
+    def order(self) -> str:
+        """What is ordered for this rename; empty for nothing."""
+        try:
+            number, word = self.orders.read_text().split()
+        except FileNotFoundError:
+            return ""
+        if int(number):
+            self.orders.write_text(f"{int(number) - 1} {word}")
+            return ""
+        self.orders.unlink()
+        return word
 
     def lost_reply(self) -> int:
         """The error that stands for a lost reply; 0 where it arrives."""
@@ -165,6 +184,9 @@ class FileSystem:
     # ------------------------------------------------------------ nodes
 
     def look_up(self, node: int, data: bytes, caller: Caller) -> bytes:
+        if self.faults.is_away:
+            self.faults.is_away = False
+            raise OSError(errno.EIO, "away")
         try:
             return self._entry(node, _name(data))
         except FileNotFoundError:
@@ -186,6 +208,12 @@ class FileSystem:
         node.lookups -= lookups
         if node.lookups <= 0:
             del self.nodes[number], self.by_key[node.key]
+            os.close(node.fd)
+
+    def _forget_all(self) -> None:
+        for number in set(self.nodes) - {ROOT}:
+            node = self.nodes.pop(number)
+            del self.by_key[node.key]
             os.close(node.fd)
 
     def _entry(self, parent: int, name: str) -> bytes:
@@ -296,7 +324,13 @@ class FileSystem:
 
     def _rename(self, node: int, target: int, names: bytes, flags: int) -> bytes:
         old, new = names.split(b"\0")[:2]
+        order = self.faults.order()
+        if order == "forget":
+            self._forget_all()
         _system("renameat2", self.nodes[node].fd, old, self.nodes[target].fd, new, flags)
+        if order == "away":
+            self.faults.is_away = True
+            raise OSError(errno.EIO, "away")
         if number := self.faults.lost_reply():
             raise OSError(number, "the reply was lost")  # this mount does not know that anything changed
         self._changed(node)
@@ -455,11 +489,19 @@ def main() -> None:
     parser.add_argument("--loses-replies", type=float, default=0.0)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--log", type=Path, default=Path(os.devnull))
+    parser.add_argument("--orders", type=Path, default=Path(os.devnull, "none"))
     given = parser.parse_args()
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     os.umask(0)
-    faults = Faults(given.hides, given.loses_first, given.loses_replies, random.Random(given.seed), given.log)
+    faults = Faults(
+        given.hides,
+        given.loses_first,
+        given.loses_replies,
+        random.Random(given.seed),
+        given.log,
+        given.orders,
+    )
     served = FileSystem(given.source, faults)
     device = os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)
     options = f"fd={device},rootmode=40000,user_id=0,group_id=0,allow_other,default_permissions"

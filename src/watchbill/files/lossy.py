@@ -42,7 +42,7 @@ def move_here(
     """
     _move(
         lambda: _rename(source, target, src_dir_fd, dst_dir_fd, new),
-        lambda: is_on_server(target, dir_fd=dst_dir_fd),
+        lambda: _has_name(target, dst_dir_fd),
         again=_AGAIN,
     )
 
@@ -55,10 +55,11 @@ def move_away(
     dst_dir_fd: int | None = None,
     new: bool = False,
 ) -> None:
-    """Rename what only we move to a place where others may take it at once: carried out if the source is gone."""
+    """Rename what only we move to a place where others may take it at once: carried out if the source is gone, and the
+    folder around it is not. A folder that is gone, or whose descriptor the server has forgotten, says nothing."""
     _move(
         lambda: _rename(source, target, src_dir_fd, dst_dir_fd, new),
-        lambda: not is_on_server(source, dir_fd=src_dir_fd),
+        lambda: not _has_name(source, src_dir_fd),
         again=REPLY_LOST,
     )
 
@@ -78,18 +79,24 @@ def _move(rename: Callable[[], None], is_done: Callable[[], bool], *, again: Con
     return None
 
 
-def is_on_server(name: str, *, dir_fd: int | None = None) -> bool:
-    """Whether a file, or a folder that is not empty, has this name now, whatever the caches of this client say."""
+def is_on_server(path: str) -> bool:
+    """Whether a file, or a folder that is not empty, has this path now, whatever the caches of this client say."""
+    try:
+        return _has_name(path, None)
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.ESTALE):  # the folder around it is gone
+            return False
+        raise
+
+
+def _has_name(name: str, dir_fd: int | None) -> bool:
+    """Raises OSError if the folder around it is gone."""
     try:
         _make_question(name, dir_fd)
     except FileExistsError:
         with contextlib.suppress(FileNotFoundError):
             if not stat.S_ISDIR(os.stat(name, dir_fd=dir_fd, follow_symlinks=False).st_mode):
                 return True
-    except OSError as error:
-        if error.errno in (errno.ENOENT, errno.ESTALE):  # the folder around it is gone
-            return False
-        raise
     try:
         os.rmdir(name, dir_fd=dir_fd)
     except OSError as error:

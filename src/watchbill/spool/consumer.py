@@ -184,7 +184,8 @@ class Consumer:
         try:
             self.release(lease, _TROUBLE_REST_S)
         except LeaseLost:
-            return
+            if not lease.settled:
+                self._settle(lease)
         except (SpoolFull, SpoolBroken, SpoolLayout):
             self._orphans.append(lease)
 
@@ -236,14 +237,12 @@ class Consumer:
         if self._resting and not self._is_rested(stem_of(name)):
             return None
         target, folder = self._open_batch() if batch else (self._owner.fd, "")
+        lease = self._own_lease(name, folder, counts)
         try:
-            own = next_attempt(name)
-            if own is None:
+            if lease is None:
                 lease = self._claim_foreign(path, name, target, folder)
             else:
-                leased = own[0] if counts else name
-                self._layout.take(path, leased, src_dir_fd=self._layout.queue_fd, dst_dir_fd=target)
-                lease = Lease(leased, own[1], True, folder, folder + leased)
+                self._layout.take(path, lease.name, src_dir_fd=self._layout.queue_fd, dst_dir_fd=target)
         except FileNotFoundError:
             if os.fstat(target).st_nlink:
                 return None  # another worker was faster
@@ -253,12 +252,32 @@ class Consumer:
             return self._claim(path, batch, counts)
         except OSError as error:
             if error.errno not in _THIS_FILE_ONLY:
+                self._doubt(lease, folder)
                 raise
             self._resting[stem_of(name)] = time.monotonic() + _UNMOVABLE_REST_S
             self._layout.barred.note(self._layout.folder(State.QUEUE) / path, error)
             return None
         self._batch_leases += batch
         return lease
+
+    @staticmethod
+    def _own_lease(name: str, folder: str, counts: bool) -> Lease | None:
+        """The lease that a claim of this file gives; None for a foreign one, whose name is not ours to keep."""
+        if (own := next_attempt(name)) is None:
+            return None
+        leased = own[0] if counts else name
+        return Lease(leased, own[1], True, folder, folder + leased)
+
+    def _doubt(self, lease: Lease | None, folder: str) -> None:
+        """The rename of a claim may have been carried out: then nobody has the event. It is put back before
+        the next lease, and the batch that may hold it is not finished as a whole."""
+        if not self._layout.is_shared:
+            return
+        if folder:
+            self._close_batch()
+        if lease is not None:
+            self._orphans.append(lease)
+            self.in_flight += 1
 
     def _claim_foreign(self, path: str, name: str, target: int, folder: str) -> Lease:
         queue = self._layout.queue_fd
