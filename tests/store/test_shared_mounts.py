@@ -276,6 +276,23 @@ def test_a_spool_whose_mount_goes_away_is_refused_and_goes_on_with_the_mount(hos
         assert stats(spool).done == 2
 
 
+def test_a_drain_that_has_lost_its_mount_goes_on_with_the_next_one(hosts: Hosts) -> None:
+    """SPOOL-08: "when it is back, the spool goes on" holds for recovery, too, with which each drain begins, and for a
+    corpus on the mount."""
+    mount = hosts.mount("first")
+    with Spool(mount.path / "spool") as spool, Corpus(mount.path / "corpus.jsonl") as corpus:
+        drain = Drain(spool, corpus)
+        spool.enqueue({"id": 1, "kind": "note", "ts": 0})
+        assert drain.run_once().appended == 1
+        assert (
+            corpus.append([("a", b'{"id": "a"}')]).appended == 1
+        )  # holds it open, as a drain that waits does
+        mount.mount_again()
+        with Spool(mount.path / "spool") as producer:
+            producer.enqueue({"id": 2, "kind": "note", "ts": 0})
+        assert drain.run_once().appended == 2
+
+
 def test_a_corpus_and_an_order_belong_to_one_host(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
     """SPOOL-04, SPOOL-08: two appenders whose locks do not reach each other would overwrite each other's lines."""
     mount = hosts.mount("first")

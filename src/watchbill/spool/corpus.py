@@ -93,8 +93,9 @@ class Corpus:
     def close(self) -> None:
         """Close the file; the next append opens it again."""
         if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+            fd, self._fd = self._fd, -1
+            with contextlib.suppress(OSError):  # of a mount that is gone; what was appended is synced
+                os.close(fd)
 
     def __enter__(self) -> Self:
         return self
@@ -145,7 +146,11 @@ class Corpus:
 
     def _is_current(self) -> bool:
         try:
-            return os.path.samestat(os.stat(self.path), os.fstat(self._fd))
+            held = os.fstat(self._fd)
+        except OSError:  # of a mount that is gone, whichever errno
+            return False
+        try:
+            return os.path.samestat(os.stat(self.path), held)
         except FileNotFoundError:
             return False
 

@@ -318,6 +318,8 @@ class Spool:
         `foreign_lease_s`. With `start` it waits for a replay by another process.
         """
         try:
+            with self._lock:
+                self._renew_layout()
             note_corpora(self.layout, self._corpora)
             replay_dead(self.layout, wait=start)
             result = recover(self.layout, self._recovery)
@@ -405,8 +407,8 @@ class Spool:
         with self._lock:
             self._after_fork()
             try:
-                if self._recovery_is_due() and not self.in_flight_here:
-                    self.layout.renew()  # a process that only waits has no other way to notice that the spool was moved
+                if self._recovery_is_due():
+                    self._renew_layout()
                 if parts.consumer is not None and not parts.consumer.is_ours:
                     parts.consumer.abandon()  # our folder was removed or moved
                     parts.consumer = None
@@ -422,6 +424,12 @@ class Spool:
                 if parts.producer is not None:
                     parts.producer.checkpoint_if_old()
             return parts.consumer
+
+    def _renew_layout(self) -> None:
+        """Notice that the spool was moved, or mounted again: a process that only waits has no other way to."""
+        consumer = self._parts.consumer
+        if consumer is None or not consumer.in_flight or not consumer.is_ours:
+            self.layout.renew()
 
     def _recovery_is_due(self) -> bool:
         last = self._recovered_at_s
