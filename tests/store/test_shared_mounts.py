@@ -293,6 +293,19 @@ def test_a_drain_that_has_lost_its_mount_goes_on_with_the_next_one(hosts: Hosts)
         assert drain.run_once().appended == 2
 
 
+def test_nothing_is_appended_below_the_bare_mount_point_of_a_corpus(hosts: Hosts) -> None:
+    """SPOOL-04, SPOOL-08: it would be hidden by the mount when that is back, and its events were finished."""
+    mount = hosts.mount("first")
+    with Corpus(mount.path / "corpus.jsonl") as corpus:
+        corpus.append([("1", b'{"id": "1"}')])
+        mount.unmount()
+        with pytest.raises(SpoolBroken, match="mount it again"):
+            corpus.append([("2", b'{"id": "2"}')])
+        assert os.listdir(mount.path) == []
+        mount.mount_again()
+        assert corpus.append([("2", b'{"id": "2"}')]).appended == 1
+
+
 def test_a_corpus_and_an_order_belong_to_one_host(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
     """SPOOL-04, SPOOL-08: two appenders whose locks do not reach each other would overwrite each other's lines."""
     mount = hosts.mount("first")

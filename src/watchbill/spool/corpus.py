@@ -61,6 +61,7 @@ class Corpus:
         self._quarantine = quarantine or self.path.with_name(self.path.name + ".torn")
         self._ids = Ids(self.path)
         self._fd = -1
+        self._is_mounted = False  # from the network, when it was opened first
         self._end = -1  # ids are known up to this offset; -1 before the first look
 
     def append(self, events: Sequence[tuple[Id, bytes]]) -> Appended:
@@ -137,12 +138,26 @@ class Corpus:
                 fcntl.flock(self._fd, fcntl.LOCK_UN)
 
     def _open(self) -> None:
+        self._refuse_bare_mount_point()
         make_folder(self.path.parent)
         if mount_of(self.path.parent).is_network:
+            self._is_mounted = True
             refuse_other_host(self.path.with_name(self.path.name + ".host"), f"the corpus {self.path}")
         self._fd = open_shared(self.path, os.O_RDWR | os.O_NOFOLLOW)
         fsync_folder(self.path.parent)
         self._end = -1
+
+    def _refuse_bare_mount_point(self) -> None:
+        """Raises SpoolBroken if the mount is away: what is appended below it is hidden when it is back."""
+        if not self._is_mounted:
+            return
+        found = self.path.parent
+        while not found.exists():
+            found = found.parent
+        if not mount_of(found).is_network:
+            raise SpoolBroken(
+                f"the mount of the corpus {self.path} is away; mount it again, and the drain goes on"
+            )
 
     def _is_current(self) -> bool:
         try:
