@@ -7,6 +7,7 @@ idle model lingers when nobody comes any more.
 """
 
 import re
+from collections import Counter
 from functools import cache
 from pathlib import Path
 
@@ -122,6 +123,54 @@ def test_an_equal_that_is_kept_busy_is_waited_for_a_few_load_times(seed):
     waits, others = waits_of("equals", "A", seed)
     assert waits[int(0.95 * len(waits))] <= 20_000
     assert others >= 180
+
+
+#: Two equal models of which one fits, each with two clients that think between their requests. One had its first turn
+#: with one request, the other with two.
+TWINS = """
+title = "twins"
+duration = "10m"
+[devices."gpu:0"]
+capacity = "10GB"
+[models]
+A = { memory = "6GB", load = "2.3s", service = "0.5s", concurrency = 2, slowdown = 0.0 }
+B = { memory = "6GB", load = "2.3s", service = "0.5s", concurrency = 2, slowdown = 0.0 }
+[lanes]
+chat = { class = "interactive", max_wait = "60s" }
+[[traffic]]
+kind = "times"
+models = ["A"]
+lane = "chat"
+every = "2.9s"
+count = 2
+service = "0.5s"
+[[traffic]]
+kind = "loop"
+models = ["A"]
+lane = "chat"
+start = "12s"
+clients = 2
+think = ["0.2s", "1s"]
+service = "0.5s"
+[[traffic]]
+kind = "loop"
+models = ["B"]
+lane = "chat"
+start = "12s"
+clients = 2
+think = ["0.2s", "1s"]
+service = "0.5s"
+"""
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_equal_models_with_equal_callers_get_equal_shares(seed):
+    """RES-11: of two callers that came back after a short turn one was counted, so their model looked half as wanted,
+    left whenever it ran dry, and got a third of the other's answers."""
+    twins = Scenario.parse(TWINS, "twins", "twins")
+    world = twins.world(seed).run(twins.duration_ms)
+    answered = Counter(c.request.model for c in world.explicit() if c.outcome == "answered")
+    assert min(answered.values()) >= 0.75 * max(answered.values()), answered
 
 
 def test_one_loop_and_a_person_get_twice_the_answers_of_exhaustive_batching():

@@ -163,18 +163,19 @@ class ArrivalRate:
     """Weighted arrivals per millisecond of the model's residency, fading over a minute of that time.
 
     Time without the model does not count. A caller that waits for an answer before its next request sends ten
-    requests a second while the model is resident, and none while it is away. The first arrival after the model left
-    also counts if it comes soon: otherwise a model that always leaves a moment too early would never appear to be
-    requested again.
+    requests a second while the model is resident, and none while it is away. As many arrivals after the model left as
+    it had callers also count if they come soon: otherwise a model that always leaves a moment too early would never
+    appear to be requested again, and one of two callers that come back would look like half of the demand.
     """
 
-    __slots__ = ("_at", "_ends", "_last", "_span", "_weight")
+    __slots__ = ("_at", "_due", "_ends", "_last", "_span", "_weight")
 
     def __init__(self) -> None:
         self._weight = 0.0  # of the arrivals, faded
         self._span = 0.0  # milliseconds in which they were counted, faded
         self._at: int | None = None  # the time up to which they were counted; None: the clock is stopped
-        self._ends: float = math.inf  # when the clock stops, after the model left
+        self._ends: float = math.inf  # when the clock stops, after the model left,
+        self._due = 0  # or after so many arrivals
         self._last = 0.0  # the weight of the newest arrival, whether it was counted or not
 
     def seen(self, now: int) -> float:
@@ -196,9 +197,9 @@ class ArrivalRate:
         self._weight, self._span = self._faded(now)
         self._at, self._ends = now, math.inf
 
-    def left(self, now: int, soon_ms: float) -> None:
-        """Notes that the model left. The clock runs on until the first arrival, or for `soon_ms`."""
-        self._ends = now + soon_ms
+    def left(self, now: int, soon_ms: float, callers: int) -> None:
+        """Notes that the model left. The clock runs on until so many callers are back, or for `soon_ms`."""
+        self._ends, self._due = now + soon_ms, callers
 
     def learn(self, weight: float, now: int) -> None:
         """Counts one arrival of this weight."""
@@ -211,7 +212,9 @@ class ArrivalRate:
         if now <= self._ends:
             self._weight += weight
         if self._ends < math.inf:
-            self._at = None
+            self._due -= 1
+            if self._due <= 0 or now > self._ends:
+                self._at = None
 
     def _faded(self, now: int) -> tuple[float, float]:
         if self._at is None:
