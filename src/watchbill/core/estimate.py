@@ -168,7 +168,7 @@ class ArrivalRate:
     appear to be requested again, and one of two callers that come back would look like half of the demand.
     """
 
-    __slots__ = ("_at", "_due", "_ends", "_last", "_span", "_weight")
+    __slots__ = ("_at", "_due", "_ends", "_is_held", "_last", "_span", "_weight")
 
     def __init__(self) -> None:
         self._weight = 0.0  # of the arrivals, faded
@@ -176,6 +176,7 @@ class ArrivalRate:
         self._at: int | None = None  # the time up to which they were counted; None: the clock is stopped
         self._ends: float = math.inf  # when the clock stops, after the model left,
         self._due = 0  # or after so many arrivals
+        self._is_held = False  # one of these came: the clock goes on only if another one comes in time
         self._last = 0.0  # the weight of the newest arrival, whether it was counted or not
 
     def seen(self, now: int) -> float:
@@ -195,7 +196,7 @@ class ArrivalRate:
     def came(self, now: int) -> None:
         """Starts the clock: the model is resident."""
         self._weight, self._span = self._faded(now)
-        self._at, self._ends = now, math.inf
+        self._at, self._ends, self._is_held = now, math.inf, False
 
     def left(self, now: int, soon_ms: float, callers: int) -> None:
         """Notes that the model left. The clock runs on until so many callers are back, or for `soon_ms`."""
@@ -206,18 +207,21 @@ class ArrivalRate:
         self._last = weight
         if self._at is None:
             return
+        is_soon = now <= self._ends
+        self._is_held = self._is_held and not is_soon
         if now != self._at:  # under load several arrive in one millisecond
             self._weight, self._span = self._faded(now)
             self._at = now
-        if now <= self._ends:
+        if is_soon:
             self._weight += weight
         if self._ends < math.inf:
             self._due -= 1
-            if self._due <= 0 or now > self._ends:
+            self._is_held = True
+            if self._due <= 0 or not is_soon:
                 self._at = None
 
     def _faded(self, now: int) -> tuple[float, float]:
-        if self._at is None:
+        if self._at is None or self._is_held:
             return self._weight, self._span
         passed = (now if now < self._ends else self._ends) - self._at
         kept = math.exp(-passed / RATE_WINDOW_MS)

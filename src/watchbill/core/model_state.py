@@ -75,8 +75,8 @@ class ModelState(CandidateState):
     left: Cause | None = None  # why it was last unloaded
     is_routed = False  # the routing rule has a say even while it is free; kept by the state
     good_at = NEVER  # its last good answer
-    beside_most = (
-        1  # the most answers that ran at once in this stay in memory: how many callers it has at least
+    callers = (
+        1  # how many it has at least: the most answers that ran at once in this stay, without background work
     )
     away_until = NEVER  # as long as its host counts as away
     is_put_off = False  # its last load failed without a fault of its own, which the journal has said
@@ -165,8 +165,8 @@ class ModelState(CandidateState):
         if stage is Stage.READY:
             self.rate.came(now)
         elif self.stage is Stage.READY:
-            self.rate.left(now, self.linger_ms, self.beside_most)
-            self.beside_most = 1
+            self.rate.left(now, self.linger_ms, self.callers)
+            self.callers = 1
         if stage not in (Stage.READY, Stage.DRAINING):
             self.context.forget()
         self.stage, self.since = stage, now
@@ -382,7 +382,7 @@ class ModelState(CandidateState):
         if running.beside == 1:
             self.service.learn(now - running.since)
         else:
-            self.beside_most = max(self.beside_most, running.beside)
+            self.callers = max(self.callers, running.beside)
             self._learn_beside(now - running.since, running.beside)
         if answer.first_ms is not None:
             self.first.learn(answer.first_ms)
