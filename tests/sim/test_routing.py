@@ -5,8 +5,9 @@ from dataclasses import replace
 import pytest
 
 from support.worlds import ModelOf, WorldOf
-from watchbill.catalog import LOCAL_SITE, Catalog, Model, Reach, RoutingRules, Tier, TierRules
+from watchbill.catalog import LOCAL_SITE, Catalog, Model, Reach, RoutingRules, Tier, TierRules, WorkClass
 from watchbill.core import messages as m
+from watchbill.core.messages import Refusal
 from watchbill.core.routing import Bar, bar_of
 from watchbill.core.stages import Stage
 from watchbill.runtime.explain import explain
@@ -161,3 +162,21 @@ def test_explain_says_what_each_site_would_do_and_decides_the_same(world_of: Wor
         "cloud": "would start it in 0 ms",
     }
     assert world.arrive("big", 500, lane="chat").served_by == told["served_by"]
+
+
+@pytest.mark.parametrize("is_private", [True, False], ids=["private", "closed"])
+def test_models_beside_it_open_no_site_to_a_request(
+    world_of: WorldOf, model: ModelOf, is_private: bool
+) -> None:
+    """RES-13, SPOOL-09: with companions a request went to a tier whose limit was reached, and private work left."""
+    family = {"family": "f", "family_rank": 1}
+    far = copy_of("big", "cloud", Tier.EXTERNAL, **family)
+    world = routed(world_of(model("big", 99, family="f", family_rank=0), model("near", 4), far))
+    if not is_private:
+        world.feed(m.SiteClosed("cloud", Bar.LIMIT, "", None))
+    reach = Reach.PRIVATE if is_private else Reach.ANYWHERE
+    asked = m.Request(
+        "x", "big", "chat", WorkClass.INTERACTIVE, 0, 60_000, 60_000, companions=("near",), reach=reach
+    )
+    (answer,) = [each for each in world.core.step(m.Arrived(asked), 0) if isinstance(each, m.Refuse)]
+    assert answer.code == Refusal.TIER_CLOSED and "cloud" in answer.message

@@ -183,6 +183,8 @@ class Admission:
                 "Watchbill is shutting down; try again when it is back",
                 CLOSING_RETRY_MS,
             )
+        elif request.companions and self._sets.is_barred(request, now):
+            self._refuse_barred(request, model, now)
         elif request.companions:
             refuse(request.id, *self._sets.refusal(request, now))
         elif bar_of(self._state, model, request):
@@ -356,7 +358,7 @@ class Admission:
         """Moves requests out of the lines of sites that they may not go to any more, or refuses them."""
         self._state.has_barred = False
         for line in self._state.lines():
-            if line.is_set or line.serving.spec.site is None:
+            if line.serving.spec.site is None:
                 continue
             for request_id in line.line.ids():
                 if is_out_of_reach(self._state, line.serving, line.line.get(request_id)):
@@ -414,11 +416,11 @@ class Admission:
         for member in model.members:  # asked of every line in every turn: `any` takes twice the time
             if member.is_retired or member.is_quarantined(now):
                 return _Hindrance.GONE
+        if closing_of(self._state, model.serving) is not None:
+            return _Hindrance.GONE
         if not model.is_set:
             if model.stage not in _COMING and not self._state.can_ever_fit(model.serving):
                 return _Hindrance.GONE  # a size that was not declared is known after the first load
-            if closing_of(self._state, model.serving) is not None:
-                return _Hindrance.GONE
             if self._is_away(model.serving, now):
                 return _Hindrance.AWAY
         is_lent = model.stage is not Stage.READY and self._state.ledger.in_maintenance(model.needs)
@@ -548,14 +550,25 @@ class SetChoices:
         """The sets that could serve it, the requested one first."""
         found: list[CompanionSet] = []
         for members in self._ladder(request):
-            usable = not any(s.is_retired or s.is_quarantined(now) for s in members)
-            if usable and (all(s.stage is Stage.READY for s in members) or self._fits(members)):
+            if self._is_usable(members, now) and bar_of(self._state, members[0], request) is None:
                 companion_set, self._state.is_still = self._state.companion_sets.of(members, now), False
                 companion_set.refresh(self._state.models, now)
                 found.append(companion_set)
         if len(found) > 1:
             found.sort(key=self._must_wait_for_health)  # stable: only health changes the order
         return found
+
+    def is_barred(self, request: Request, now: int) -> bool:
+        """Whether only the site of a model keeps the request from it: its answer would come from there."""
+        return any(
+            bar_of(self._state, members[0], request) is not None and self._is_usable(members, now)
+            for members in self._ladder(request)
+        )
+
+    def _is_usable(self, members: _Members, now: int) -> bool:
+        if any(s.is_retired or s.is_quarantined(now) for s in members):
+            return False
+        return all(s.stage is Stage.READY for s in members) or self._fits(members)
 
     def refusal(self, request: Request, now: int) -> tuple[Refusal, str, int | None]:
         """Code, text and Retry-After for a request that no rung of its ladder can serve."""

@@ -308,7 +308,8 @@ class Judge:
         ]
         beside = [c for c in world.open.values() if name in c.beside]
         using = [c for c in (*callers, *beside) if c.state is not CallerState.ENDED]
-        if world.tenants.is_paused:  # what rests has no quantum against others either
+        # What rests has no quantum against others either, nor has what finds its lane full.
+        if world.tenants.is_paused or not using:
             using += [c for c in world.open.values() if c.served_by == name]
         if any(c.request.work_class >= WorkClass.LEASED for c in using):
             return
@@ -336,8 +337,7 @@ class Judge:
         grants = [action for action in actions if isinstance(action, m.Grant)]
         for grant in grants:
             self._judge_grant(grant)
-        if grants:
-            self._limited_lanes.look(grants, self._finds_its_model_idle)
+        self._limited_lanes.look(self._finds_its_model_idle)
         self._judge_open()
         self._judge_plans()
         self.waits.look(self.closed, self._planned)
@@ -359,12 +359,15 @@ class Judge:
             self.say("a grant on a model that is not ready", f"{action.model} is {engine.power.value}")
         if len(engine.jobs) + len(engine.lingering) > world.declared[action.model].concurrency:
             self.say("more in flight than slots", action.model)
+        if (caller := world.open.get(action.id)) is not None:
+            self._limited_lanes.judge_limit(caller)
 
     def granting(self, action: m.Grant) -> None:
         """Judges a grant against the closed models at this moment."""
         self._served.add(action.model)
         self._world.tenants.granting(self._world.open[action.id])
         self._world.sites.granting(self._world.open[action.id], action.model)
+        self._limited_lanes.granting(self._world.open[action.id], self._finds_its_model_idle)
         if action.model in self.closed:
             self.say("a grant on a draining model", action.model)
         if len(action.companions) != len(self._world.open[action.id].request.companions):

@@ -4,11 +4,10 @@ Its limit holds at every start, and among its requests the earlier one goes firs
 is checked where the case is certain: the earlier one is as urgent in every respect, and its model is ready and idle.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Protocol
 
 from watchbill.catalog import Catalog
-from watchbill.core import messages as m
 from watchbill.core.machine import Machine
 from watchbill.simulate.callers import Caller, CallerState
 
@@ -22,37 +21,60 @@ class Seen(Protocol):
     open: dict[str, Caller]
     core: Machine
 
+    @property
+    def now(self) -> float: ...
+
 
 class LimitedLanes:
     """Looks at what started in a step."""
 
     def __init__(self, world: Seen, say: Callable[[str, str], None]) -> None:
         self._world, self.say = world, say
+        #: Requests that start in this step, each with one before it in its lane that could start at that moment.
+        self._passed: list[tuple[Caller, Caller]] = []
 
     def is_full(self, name: str) -> bool:
         """Whether no more of this lane may run now."""
         limit = self._limit(name)
         return limit is not None and self._running(name) >= limit
 
-    def look(self, started: Iterable[m.Grant], may_start: Callable[[Caller], bool]) -> None:
-        """Judges the grants of a step by what waits after it. `may_start` is whether nothing but its lane keeps a
-        caller from its model, which is idle."""
-        for grant in started:
-            caller = self._world.open.get(grant.id)
-            limit = None if caller is None else self._limit(caller.request.lane)
-            if caller is None or limit is None:
-                continue
-            if self._running(caller.request.lane) > limit:
-                self.say("more of a lane at once than it may run", caller.request.lane)
-            if not self._world.core.policy.in_order:
-                self._judge_order(caller, may_start)
-
-    def _judge_order(self, started: Caller, may_start: Callable[[Caller], bool]) -> None:
+    def granting(self, started: Caller, may_start: Callable[[Caller], bool]) -> None:
+        """Notes what a request that starts leaves behind: later in the step others may be moved to an idle model.
+        `may_start` is whether nothing but its lane keeps a caller from its model, which is idle."""
+        if self._limit(started.request.lane) is None or self._world.core.policy.in_order:
+            return
+        models = self._world.core.state.models
         for other in self._world.open.values():
-            if other.state is CallerState.WAITING and _is_before(other, started) and may_start(other):
+            if other.state is not CallerState.WAITING or not _is_before(other, started):
+                continue
+            # A run that was cut is not over for the core before its engine has reported it.
+            if (
+                may_start(other)
+                and not models[other.served_by].in_use
+                and not self._is_hurried(started, other)
+            ):
+                self._passed.append((started, other))
+
+    def look(self, may_start: Callable[[Caller], bool]) -> None:
+        """Judges what started in a step by what waits after it."""
+        passed, self._passed = self._passed, []
+        for started, other in passed:
+            if other.state is CallerState.WAITING and may_start(other):
                 self.say(
                     "a later request of its lane went first", f"{started.request.id}, {other.request.id}"
                 )
+
+    def _is_hurried(self, started: Caller, other: Caller) -> bool:
+        """Whether a request was within one service time of its due, and the one before it was not."""
+        now, models = self._world.now, self._world.core.state.models
+        left_ms = [caller.due - now - models[caller.served_by].service.ms for caller in (started, other)]
+        return left_ms[0] <= 0 < left_ms[1]
+
+    def judge_limit(self, started: Caller) -> None:
+        """Judges a request that has started by the limit of its lane."""
+        limit = self._limit(started.request.lane)
+        if limit is not None and self._running(started.request.lane) > limit:
+            self.say("more of a lane at once than it may run", started.request.lane)
 
     def _limit(self, name: str) -> int | None:
         lane = self._world.catalog.lanes.get(name)
