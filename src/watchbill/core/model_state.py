@@ -75,9 +75,7 @@ class ModelState(CandidateState):
     left: Cause | None = None  # why it was last unloaded
     is_routed = False  # the routing rule has a say even while it is free; kept by the state
     good_at = NEVER  # its last good answer
-    callers = (
-        1  # how many it has at least: the most answers that ran at once in this stay, without background work
-    )
+    callers = 1  # how many it has at least: the most answers that ran at once in this stay in memory
     away_until = NEVER  # as long as its host counts as away
     is_put_off = False  # its last load failed without a fault of its own, which the journal has said
     person_at = NEVER  # the last interactive request that needed it
