@@ -13,6 +13,7 @@ from watchbill.units import Millis
 
 #: One of each record.
 EXAMPLES: list[Reason] = [
+    reasons.AboveUsual("A", "ram", 3_000_000, 1_000_000),
     reasons.BecameWarm(reasons.Proof.CHAT, 900, {"ram": 1}),
     reasons.Cost("cloud", Tier.EXTERNAL, 0.002, prompt_tokens=20, answer_tokens=100),
     reasons.Cost("box", Tier.BURST, 0.5, up_ms=90_000),
@@ -27,6 +28,7 @@ EXAMPLES: list[Reason] = [
     reasons.InPlaceOf("large"),
     reasons.Lent("ram", 2_000_000, "whisper"),
     reasons.Outweighs(0.001, 0.0002),
+    reasons.OverQuota("A", "ram", 3_000_000, 1_000_000),
     reasons.LeaseGranted("rig", 60_000),
     reasons.LeaseOver("rig"),
     reasons.LeaseOver("rig", 60_000),
@@ -41,11 +43,14 @@ EXAMPLES: list[Reason] = [
     reasons.RoutedTo("cloud", Tier.EXTERNAL, "big"),
     reasons.Shortfall("ram"),
     reasons.Shortfall("ram", 1_000_000, 2_000_000),
+    reasons.Stalls(3),
     reasons.Swapped(PlanKind.RATE, "B", reasons.Outweighs(0.001, 0.0002)),
     reasons.TaskDue(),
     reasons.TaskTook("summarized", 100, 200),
     reasons.TurnCame(1_500, None),
     *(reasons.Uncertainty(figure, "A") for figure in reasons.Uncertain),
+    reasons.Unwell(3, 0, "no answer within 60 s"),
+    reasons.Unwell(1, 1, None),
     reasons.WaitedLongest(),
     reasons.Well(3),
 ]

@@ -47,6 +47,7 @@ _STATES = {
 }
 
 
+_NEWER_LIMIT = "max_completion_tokens"
 _ASSEMBLIES = (partial(Assembly, chat=False), partial(Assembly, chat=True))
 
 
@@ -127,21 +128,22 @@ class OpenAiApi:
             runs = runs_of(body, places)
             if len(runs) > 1 or (places is not None and (choices_of(body) > 1 or not chat)):
                 return await self._several(context, allowed, runs, path, stream=stream is True)
+        sender = self._either_sender if _NEWER_LIMIT in body else JsonSender
         if stream:
             out = CompletionOut(context, chat=chat)
-            return await self._calls.stream(context, submission, self._sender(body, path), out, forced=forced)
-        send, make = self._sender(body, path, is_streamed=True), _ASSEMBLIES[chat]
+            return await self._calls.stream(context, submission, sender(body, path), out, forced=forced)
+        send, make = sender(body, path, is_streamed=True), _ASSEMBLIES[chat]
         answer = await self._calls.collect(context, submission, send, make, forced=forced)
         if isinstance(answer, Fallback):
             return json_response(fallen_back(answer, context.id, chat=chat), context.lines())
         return self._pass_on(context, answer)
 
-    def _sender(self, body: Fields, path: str, *, is_streamed: bool = False) -> Sender:
-        """Sends a body to the engine whose turn it is; an Ollama here is told the older name of the newer limit."""
-        send = JsonSender(body, path, is_streamed)
-        if "max_completion_tokens" not in body:
-            return send
-        older = JsonSender(with_older_limit(body), path, is_streamed)
+    def _either_sender(self, body: Fields, path: str, *, is_streamed: bool = False) -> Sender:
+        """Sends a body with the newer limit to the engine whose turn it is; an Ollama here is told its older name."""
+        send, older = (
+            JsonSender(body, path, is_streamed),
+            JsonSender(with_older_limit(body), path, is_streamed),
+        )
 
         def send_either(start: Start) -> Outgoing:
             driver = None if start.site else self._services.driver.catalog.driver_of(start.model)
@@ -162,12 +164,13 @@ class OpenAiApi:
         self, context: RequestContext, allowed: Allowed, runs: list[Run], path: str, *, stream: bool
     ) -> Answer:
         """One answer of several choices or runs, each run in its own turn."""
+        sender = self._either_sender if _NEWER_LIMIT in allowed.chat else JsonSender
         chat, submission, forced = path == "/v1/chat/completions", allowed.submission, allowed.forced
         if stream:
             out, answer = SeveralOut(context, chat=chat), None
             for place, run in enumerate(runs):
                 out.begin(run, is_last=place == len(runs) - 1)
-                send = self._sender(run.body, path)
+                send = sender(run.body, path)
                 answer = await self._calls.stream(context, submission, send, out, forced=forced)
                 if out.has_failed:
                     break
@@ -175,7 +178,7 @@ class OpenAiApi:
             return answer
         answers: list[tuple[Run, Fields]] = []
         for run in runs:
-            send = self._sender(run.body, path, is_streamed=True)
+            send = sender(run.body, path, is_streamed=True)
             make = partial(Assembly, chat=chat, sums=True)
             told = await self._calls.collect(context, submission, send, make, forced=forced)
             if isinstance(told, Fallback):
