@@ -114,11 +114,11 @@ def until_lane(state: State, model: Candidate, request: Request, now: int) -> Fo
     limit = lane.concurrency
     every = [(s, r) for s in state.models.values() for r in s.running.values()]
     left = sorted(_left_ms(r, s.service.ms, request, now) for s, r in every if r.request.lane == request.lane)
-    if len(left) < limit and model.serving.can_start(request.work_class, now):
+    free = max(0, limit - len(left))
+    if free and model.serving.can_start(request.work_class, now):
         return NOW  # what waits before it in its lane waits for another model, which cannot start it yet
     ahead = max(0, len(left) - limit) + _lane_ahead(state, request)
     rounds, place = divmod(ahead, limit)
-    free = max(0, limit - len(left))
     ms = rounds * model.serving.service.ms + ([0.0] * free + left)[place]
     return Forecast(ms, ms > 0 and model.serving.service.is_guess)
 
