@@ -21,6 +21,7 @@ from watchbill.spool import (
     LeaseLost,
     PoisonEvent,
     Spool,
+    SpoolBroken,
     State,
     make_key,
 )
@@ -156,6 +157,34 @@ class TestContract:
         entry = next(by_hand(spool).entries(State.POISON))
         assert entry.reason["reason"] == "retries exhausted: ValueError: no luck"
         assert entry.attempt == 3
+
+    @pytest.mark.parametrize("fails", [False, True], ids=["done", "failed"])
+    def test_an_event_whose_end_cannot_be_stored_goes_to_others(
+        self, make: Make, fails: bool, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """SPOOL-03, SPOOL-05: the `with` block was over and its event still leased, by a worker that lived and had
+        forgotten it: it waited until the worker ended."""
+
+        def refuse(*_: object) -> None:
+            raise SpoolBroken("not now")
+
+        spool, other = make(), make()
+        spool.enqueue(event(1))
+        monkeypatch.setattr(spool, "done", refuse)
+        monkeypatch.setattr(spool, "fail", refuse)
+
+        def work() -> None:
+            with spool.dequeue() as item:
+                assert item is not None
+                if fails:
+                    raise ValueError("the work")
+
+        with pytest.raises(SpoolBroken, match="not now"):
+            work()
+        assert spool.in_flight_here == 0
+        wait_until(lambda: told(other) == (1, 0, 0, 0))
+        again = other.lease()
+        assert again is not None and again.attempt == 1, "the disk or the broker failed, not the work"
 
     def test_poison_is_shown_and_put_back_with_all_attempts(self, make: Make) -> None:
         """SPOOL-06."""

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Self, TypeVar
 
 from watchbill.spool.events import encode
-from watchbill.spool.faults import PoisonEvent
+from watchbill.spool.faults import PoisonEvent, SpoolBroken, SpoolFull, SpoolLayout
 from watchbill.spool.item import Item
 from watchbill.spool.limits import EVENT_BYTES_MAX
 from watchbill.spool.producer import Signer
@@ -72,22 +72,27 @@ class AsyncSpool:
             yield None
             return
         try:
-            yield item
-        except PoisonEvent as error:
+            try:
+                yield item
+            except PoisonEvent as error:
+                if not item.lease.settled:
+                    await self.poison(item, str(error))
+                raise
+            except Exception as error:
+                failure = error
+                if not item.lease.settled:
+                    await self._settle(lambda: self.spool.fail(item, failure))
+                raise
+            except BaseException:
+                if not item.lease.settled:
+                    await self.release(item)
+                raise
             if not item.lease.settled:
-                await self.poison(item, str(error))
-            raise
-        except Exception as error:
-            failure = error
+                await self.done(item)
+        except (SpoolFull, SpoolBroken, SpoolLayout):  # as `backend.given_back_if_unsettled`
             if not item.lease.settled:
-                await self._settle(lambda: self.spool.fail(item, failure))
+                await self._settle(lambda: self.spool.give_back(item))
             raise
-        except BaseException:
-            if not item.lease.settled:
-                await self.release(item)
-            raise
-        if not item.lease.settled:
-            await self.done(item)
 
     async def lease(self) -> Item | None:
         leasing = asyncio.ensure_future(self._call(self._consumes, self.spool.lease))

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from watchbill.spool.events import Event
-from watchbill.spool.faults import PoisonEvent
+from watchbill.spool.faults import PoisonEvent, SpoolBroken, SpoolFull, SpoolLayout
 from watchbill.spool.item import BadLine, Carried, Item
 from watchbill.spool.recovery import Recovered
 
@@ -151,19 +151,32 @@ def leased_for_a_block(spool: AnySpool) -> Generator[Item | None]:
     if item is None:
         yield None
         return
+    with given_back_if_unsettled(spool, item):
+        try:
+            yield item
+        except PoisonEvent as error:
+            if not item.lease.settled:
+                spool.poison(item, str(error))
+            raise
+        except Exception as error:
+            if not item.lease.settled:
+                spool.fail(item, error)
+            raise
+        except BaseException:
+            if not item.lease.settled:
+                spool.release(item)
+            raise
+        if not item.lease.settled:
+            spool.done(item)
+
+
+@contextmanager
+def given_back_if_unsettled(spool: AnySpool, item: Item) -> Generator[None]:
+    """Give an event back whose end could not be stored, now or as soon as it can be: the block is over, so nobody else
+    would settle it, and no recovery takes it from a worker that lives."""
     try:
-        yield item
-    except PoisonEvent as error:
+        yield
+    except (SpoolFull, SpoolBroken, SpoolLayout):
         if not item.lease.settled:
-            spool.poison(item, str(error))
+            spool.give_back(item)
         raise
-    except Exception as error:
-        if not item.lease.settled:
-            spool.fail(item, error)
-        raise
-    except BaseException:
-        if not item.lease.settled:
-            spool.release(item)
-        raise
-    if not item.lease.settled:
-        spool.done(item)
