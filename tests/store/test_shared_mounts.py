@@ -17,8 +17,9 @@ import pytest
 from support.eventually import PATIENCE_S, wait_until
 from support.fuse_mount import FuseMount, fuse_mounts
 from support.stopping import stop
-from watchbill.spool import Corpus, Drain, Spool, SpoolBroken, SpoolLayout, State, stats
+from watchbill.spool import Corpus, Drain, Spool, SpoolBroken, SpoolLayout, State, shell_lease, stats
 from watchbill.spool.inspect import entries
+from watchbill.spool.term import term_for
 
 PROGRAM = Path(__file__).parent / "programs" / "host.py"
 #: Every change shows up a second late elsewhere, and one rename in ten is carried out and answered with an error.
@@ -38,10 +39,14 @@ class Hosts:
         """The folder itself."""
         return self.home / "served"
 
-    def mount(self, name: str, *, hides_s: float = 0.0, loses_replies: float = 0.0) -> FuseMount:
+    def mount(
+        self, name: str, *, hides_s: float = 0.0, loses_replies: float = 0.0, no_flags: bool = False
+    ) -> FuseMount:
         point, seed = self.home / "mounts" / name, len(self.mounts)
         try:
-            mount = FuseMount(self.served, point, hides_s=hides_s, loses_replies=loses_replies, seed=seed)
+            mount = FuseMount(
+                self.served, point, hides_s=hides_s, loses_replies=loses_replies, seed=seed, no_flags=no_flags
+            )
         except OSError as error:
             pytest.skip(str(error))
         self.mounts.append(mount)
@@ -202,6 +207,92 @@ def test_an_event_of_which_nobody_knows_whether_it_is_leased_is_not_finished_wit
         assert spool.lease() is None
         assert hosts.found()[State.QUEUE] == [1], "put back, for whoever leases next"
         assert spool.in_flight_here == 0
+
+
+@pytest.mark.parametrize("order", ["link-lost", "link-again", "unlink-refused"])
+def test_an_event_that_a_shell_worker_finished_is_not_leased_again(hosts: Hosts, order: str) -> None:
+    """SPOOL-03, SPOOL-08: NFS replaces nothing only by a link and an unlink. A reply to one of them was lost, and the
+    event was finished and stayed leased, too: when its worker ended, another one got it."""
+    mount = hosts.mount("first", no_flags=True, hides_s=0.3)
+    with Spool(mount.path / "spool") as spool:
+        spool.enqueue({"id": 1, "kind": "note", "ts": 0})
+        leased = shell_lease.dequeue(spool, term_for(60))
+        assert leased is not None
+        mount.order(order)
+        shell_lease.done(spool, leased[0])
+        assert hosts.found() == {State.QUEUE: [], State.IN_FLIGHT: [], State.DONE: [1], State.POISON: []}
+
+
+def test_a_foreign_event_that_is_put_back_waits_once(hosts: Hosts) -> None:
+    """SPOOL-08: the reply to a link was lost, the second try found the name taken, and the event was put back a second
+    time under another name."""
+    mount = hosts.mount("first", no_flags=True)
+    with Spool(mount.path / "spool") as spool:
+        (hosts.served / "spool" / "queue" / "theirs.jsonl").write_text('{"id": 1, "kind": "note", "ts": 0}\n')
+        item = spool.lease()
+        assert item is not None
+        mount.order("link-again")
+        spool.release(item)
+        assert hosts.found() == {State.QUEUE: [1], State.IN_FLIGHT: [], State.DONE: [], State.POISON: []}
+
+
+@pytest.mark.parametrize("times", [1, 3])
+def test_a_folder_that_asked_who_has_an_event_is_not_given_up_as_one(hosts: Hosts, times: int) -> None:
+    """SPOOL-08: the folder that asks the server stayed when the reply to its removal was lost, was put back as an
+    event, and went to poison under the name of one that another worker had finished."""
+    mount = hosts.mount("first", hides_s=2.0)
+    with Spool(mount.path / "spool") as spool, Spool(hosts.served / "spool", shared=True) as other:
+        spool.enqueue_many([{"id": number, "kind": "note", "ts": 0} for number in range(2)])
+        first, theirs = spool.lease(), other.lease()
+        assert first is not None and theirs is not None
+        other.done(theirs)
+        mount.order("rmdir-refused", times=times)
+        spool.done(first)
+        with pytest.raises(SpoolBroken) if times > 2 else contextlib.nullcontext():
+            assert spool.lease() is None
+        assert spool.lease() is None and spool.in_flight_here == 0
+        assert not list((hosts.served / "spool" / "queue-in-flight").glob("*/*.jsonl"))
+        assert sorted(hosts.found()[State.DONE]) == [0, 1]
+        for state in (State.QUEUE, State.POISON):
+            assert not list((hosts.served / "spool" / state.value).glob("*.jsonl*"))
+
+
+def test_a_spool_that_was_opened_before_its_mount_came_works_on_it_as_a_shared_one(
+    hosts: Hosts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SPOOL-08: a process that begins while the mount is away cannot know of it, and makes a spool below it. It went on
+    to store there when the mount was back, where nobody looks, and a worker used the mount as a disk of its own."""
+    monkeypatch.setattr("watchbill.spool.queue.RECOVER_EVERY_S", 0.0)
+    mount = hosts.mount("first")
+    mount.unmount()
+    with Spool(mount.path / "spool") as producer, Spool(mount.path / "spool") as worker:
+        producer.enqueue({"id": 1, "kind": "note", "ts": 0})
+        assert worker.lease() is not None
+        mount.mount_again()
+        producer.enqueue({"id": 2, "kind": "note", "ts": 0})
+        assert hosts.found()[State.QUEUE] == [2]
+        with Spool(mount.path / "spool") as other:
+            other.enqueue({"id": 3, "kind": "note", "ts": 0})
+        worker.wake()
+        assert producer.durability == "event"
+        assert os.listdir(mount.path / "spool" / "queue-wal") == []
+
+
+def test_a_process_that_produces_and_consumes_goes_on_when_its_mount_is_made_anew(
+    hosts: Hosts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SPOOL-08: after `umount -l` what is open still works. The worker found the new mount, the writer's folder was on
+    the old one, and every event was refused: a rename does not cross mounts."""
+    monkeypatch.setattr("watchbill.spool.queue.RECOVER_EVERY_S", 0.0)
+    mount = hosts.mount("first")
+    with Spool(mount.path / "spool") as spool:
+        spool.enqueue({"id": 1, "kind": "note", "ts": 0})
+        mount.mount_over()
+        leased = spool.lease()
+        assert leased is not None
+        spool.done(leased)
+        spool.enqueue({"id": 2, "kind": "note", "ts": 0})
+        assert hosts.found()[State.QUEUE] == [2]
 
 
 def test_a_worker_that_stood_still_is_given_up_and_finds_that_out(hosts: Hosts) -> None:

@@ -30,6 +30,7 @@ class FuseMount:
         loses_first: int = 0,
         loses_replies: float = 0.0,
         seed: int = 0,
+        no_flags: bool = False,
     ) -> None:
         self.path = point
         self._log = point.with_name(f"{point.name}.lost")
@@ -38,8 +39,9 @@ class FuseMount:
         self._words = [
             sys.executable, "-B", str(SERVER), str(source), str(point), "--hides", str(hides_s),
             "--loses-first", str(loses_first), "--loses-replies", str(loses_replies), "--seed", str(seed),
-            "--log", str(self._log), "--orders", str(self._orders),
+            "--log", str(self._log), "--orders", str(self._orders), *(["--no-flags"] if no_flags else []),
         ]  # fmt: skip
+        self._former: list[subprocess.Popen[bytes]] = []
         point.mkdir(parents=True)
         self._server = self._start()
 
@@ -48,9 +50,9 @@ class FuseMount:
         """How many renames were carried out and answered with an error."""
         return len(self._log.read_text().splitlines()) if self._log.exists() else 0
 
-    def order(self, word: str, *, after: int = 0) -> None:
-        """`forget` or `away`, at the rename after the next ones."""
-        self._orders.write_text(f"{after} {word}")
+    def order(self, word: str, *, after: int = 0, times: int = 1) -> None:
+        """A word of `fuse_server`, for the requests after the next ones of their kind."""
+        self._orders.write_text(f"{after} {word} {times}")
 
     def kill(self) -> None:
         """The server is gone: everything on the mount answers ENOTCONN."""
@@ -69,11 +71,21 @@ class FuseMount:
         self.unmount()
         self._server = self._start()
 
+    def mount_over(self) -> None:
+        """A new mount at the same place. The old one has no path any more, and serves what is open."""
+        subprocess.run(["umount", "-l", os.fspath(self.path)], check=True, capture_output=True)
+        self._former.append(self._server)
+        self._server = self._start()
+
     def unmount(self) -> None:
         """What is left is an empty folder."""
         self.go_on()
         subprocess.run(["umount", "-l", os.fspath(self.path)], check=False, capture_output=True)
         self.kill()
+        while self._former:
+            former = self._former.pop()
+            former.kill()
+            former.wait(PATIENCE_S)
 
     def _start(self) -> "subprocess.Popen[bytes]":
         with self._errors.open("ab") as errors:

@@ -9,9 +9,12 @@ mount are seen at once. The first renames, or a share of all, are carried out an
 reply is lost on the way: ENOENT, as the second try of a client gets it, or EIO. Each lost reply is a line in the log.
 inotify reports only what was done through the same mount.
 
-A file ORDERS with `N forget` has the server forget before the rename after the next N which things it told the kernel
+A file ORDERS with `N forget 1` has the server forget before the rename after the next N which things it told the kernel
 of, as one does that takes over from another: what is open answers ESTALE, and paths lead to the same files again. With
-`N away` that rename is carried out, and it and the next question for a name are answered with EIO.
+`N away 1` that rename is carried out, and it and the next question for a name are answered with EIO. Other orders are
+for as many links, unlinks or rmdirs as the last number says, after the next N: `link-lost` and `link-again` carry it
+out and answer EIO, or EEXIST, as the second try of a client gets it; `unlink-refused` and `rmdir-refused` do nothing
+and answer EIO. With `--no-flags` a rename that must replace nothing is unknown, as to NFS.
 
 One process per mount. A killed one leaves a mount that answers ENOTCONN, a stopped one a mount that hangs.
 The structures are those of <linux/fuse.h>, version 7.31.
@@ -77,6 +80,15 @@ class Node:
         return f"/proc/self/fd/{self.fd}"
 
 
+#: The orders for each kind of request.
+ORDERS = {
+    "rename": ("forget", "away"),
+    "link": ("link-lost", "link-again"),
+    "unlink": ("unlink-refused",),
+    "rmdir": ("rmdir-refused",),
+}
+
+
 @dataclass(slots=True)
 class Faults:
     """How this mount misbehaves."""
@@ -87,19 +99,25 @@ class Faults:
     chance: random.Random
     log: Path
     orders: Path
+    no_flags: bool = False
     lost: int = 0
     is_away: bool = False
 
-    def order(self) -> str:
-        """What is ordered for this rename; empty for nothing."""
+    def order(self, kind: str) -> str:
+        """What is ordered for this request; empty for nothing."""
         try:
-            number, word = self.orders.read_text().split()
+            after, word, times = self.orders.read_text().split()
         except FileNotFoundError:
             return ""
-        if int(number):
-            self.orders.write_text(f"{int(number) - 1} {word}")
+        if word not in ORDERS[kind]:
             return ""
-        self.orders.unlink()
+        if int(after):
+            self.orders.write_text(f"{int(after) - 1} {word} {times}")
+            return ""
+        if int(times) > 1:
+            self.orders.write_text(f"0 {word} {int(times) - 1}")
+        else:
+            self.orders.unlink()
         return word
 
     def lost_reply(self) -> int:
@@ -301,30 +319,41 @@ class FileSystem:
     def link(self, node: int, data: bytes, caller: Caller) -> bytes:
         old, name = struct.unpack_from("<Q", data)[0], _name(data[8:])
         os.link(self.nodes[old].path, name, dst_dir_fd=self.nodes[node].fd, follow_symlinks=True)
+        order = self.faults.order("link")
+        if order:
+            raise OSError(errno.EIO if order == "link-lost" else errno.EEXIST, "the reply was lost")
         self.nodes[old].seen = None
         self._changed(node)
         return self._entry(node, name)
 
     def unlink(self, node: int, data: bytes, caller: Caller) -> bytes:
+        self._obey("unlink")
         os.unlink(_name(data), dir_fd=self.nodes[node].fd)
         self._changed(node)
         return b""
 
     def remove_folder(self, node: int, data: bytes, caller: Caller) -> bytes:
+        self._obey("rmdir")
         os.rmdir(_name(data), dir_fd=self.nodes[node].fd)
         self._changed(node)
         return b""
+
+    def _obey(self, kind: str) -> None:
+        if self.faults.order(kind):
+            raise OSError(errno.EIO, "refused")
 
     def rename(self, node: int, data: bytes, caller: Caller) -> bytes:
         return self._rename(node, struct.unpack_from("<Q", data)[0], data[8:], 0)
 
     def rename_with_flags(self, node: int, data: bytes, caller: Caller) -> bytes:
         target, flags = struct.unpack_from("<QI", data)
+        if flags and self.faults.no_flags:
+            raise OSError(errno.EINVAL, "no flags here")
         return self._rename(node, target, data[16:], flags)
 
     def _rename(self, node: int, target: int, names: bytes, flags: int) -> bytes:
         old, new = names.split(b"\0")[:2]
-        order = self.faults.order()
+        order = self.faults.order("rename")
         if order == "forget":
             self._forget_all()
         _system("renameat2", self.nodes[node].fd, old, self.nodes[target].fd, new, flags)
@@ -490,6 +519,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--log", type=Path, default=Path(os.devnull))
     parser.add_argument("--orders", type=Path, default=Path(os.devnull, "none"))
+    parser.add_argument("--no-flags", action="store_true")
     given = parser.parse_args()
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
@@ -501,6 +531,7 @@ def main() -> None:
         random.Random(given.seed),
         given.log,
         given.orders,
+        given.no_flags,
     )
     served = FileSystem(given.source, faults)
     device = os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)

@@ -21,9 +21,8 @@ from typing import Any, BinaryIO
 __all__ = [
     "FILE_MODE", "PRIVATE_FOLDER_MODE", "PRIVATE_MODE", "NotAFile", "create_file", "fsync_folder", "is_left_draft",
     "make_folder", "make_private_folder", "make_subfolder", "move_file", "open_folder", "open_regular",
-    "open_shared", "put_file", "pwrite_all",
-    "read_regular", "rename_noreplace", "replace_file", "sync_data", "sync_filesystem", "write_all",
-    "write_file", "write_file_durable", "writing",
+    "open_shared", "put_file", "pwrite_all", "read_regular", "rename_noreplace", "rename_noreplace_at_once",
+    "replace_file", "sync_data", "sync_filesystem", "write_all", "write_file", "write_file_durable", "writing",
 ]  # fmt: skip
 
 #: Shared files and folders belong to their maker and, as far as the umask allows, to the group; never to all.
@@ -246,17 +245,25 @@ def sync_filesystem(fd: int) -> None:
 
 def rename_noreplace(source: str, target: str, *, src_dir_fd: int, dst_dir_fd: int) -> None:
     """Rename, but raise FileExistsError where plain rename would silently overwrite the target."""
-    call = getattr(_libc(), "renameat2", None)
-    if call is not None:
-        if call(src_dir_fd, os.fsencode(source), dst_dir_fd, os.fsencode(target), _RENAME_NOREPLACE) == 0:
-            return
-        error = _last_error(source)
-        if error.errno not in _NOT_SUPPORTED:
-            raise error
+    if rename_noreplace_at_once(source, target, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd):
+        return
     # link() refuses an existing target on every POSIX file system; a crash between the two leaves the
     # event in both folders, which recovery sees as one event because the name is the same.
     os.link(source, target, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd, follow_symlinks=False)
     os.unlink(source, dir_fd=src_dir_fd)
+
+
+def rename_noreplace_at_once(source: str, target: str, *, src_dir_fd: int, dst_dir_fd: int) -> bool:
+    """Rename as `rename_noreplace`, in one step. Return False where the file system has no such step, as NFS."""
+    call = getattr(_libc(), "renameat2", None)
+    if call is None:
+        return False
+    if call(src_dir_fd, os.fsencode(source), dst_dir_fd, os.fsencode(target), _RENAME_NOREPLACE) == 0:
+        return True
+    error = _last_error(source)
+    if error.errno not in _NOT_SUPPORTED:
+        raise error
+    return False
 
 
 def read_regular(name: str, *, dir_fd: int | None = None, bytes_max: int, foreign: bool = True) -> bytes:

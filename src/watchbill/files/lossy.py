@@ -14,7 +14,7 @@ import stat
 import time
 from collections.abc import Callable, Container
 
-from watchbill.files.atomic import rename_noreplace
+from watchbill.files.atomic import rename_noreplace_at_once
 
 __all__ = ["REPLY_LOST", "is_on_server", "move_away", "move_here"]
 
@@ -97,14 +97,24 @@ def _has_name(name: str, dir_fd: int | None) -> bool:
         with contextlib.suppress(FileNotFoundError):
             if not stat.S_ISDIR(os.stat(name, dir_fd=dir_fd, follow_symlinks=False).st_mode):
                 return True
-    try:
-        os.rmdir(name, dir_fd=dir_fd)
-    except OSError as error:
-        if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
+    return not _remove_question(name, dir_fd)
+
+
+def _remove_question(name: str, dir_fd: int | None) -> bool:
+    """Return False for a folder with something in it, which is no question. One that stayed would be in the way of the
+    file, so it is tried again where the reply was lost."""
+    for last in range(1, _TRIES + 1):
+        try:
+            os.rmdir(name, dir_fd=dir_fd)
             return True
-        if error.errno not in (errno.ENOENT, errno.ESTALE):
-            raise
-    return False
+        except OSError as error:
+            if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
+                return False
+            if error.errno in (errno.ENOENT, errno.ESTALE):
+                return True
+            if last == _TRIES or error.errno not in _AGAIN:
+                raise
+    return True
 
 
 def _make_question(name: str, dir_fd: int | None) -> None:
@@ -128,8 +138,42 @@ def _is_there(dir_fd: int | None) -> bool:
 
 
 def _rename(source: str, target: str, src_dir_fd: int | None, dst_dir_fd: int | None, new: bool) -> None:
-    if new:
-        assert src_dir_fd is not None and dst_dir_fd is not None
-        rename_noreplace(source, target, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd)
-    else:
-        os.rename(source, target, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd)
+    if not new:
+        return os.rename(source, target, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd)
+    assert src_dir_fd is not None and dst_dir_fd is not None
+    if not rename_noreplace_at_once(source, target, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd):
+        _link_and_unlink(source, target, src_dir_fd, dst_dir_fd)
+    return None
+
+
+def _link_and_unlink(source: str, target: str, src_dir_fd: int, dst_dir_fd: int) -> None:
+    """Rename in two steps, where NFS knows no other way to replace nothing. Either reply may be lost: a link that was
+    made shows in the target, which is then the same file, and a name that is gone was removed. A source that stays
+    would be leased again after its event was finished."""
+
+    def link() -> None:
+        os.link(source, target, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd, follow_symlinks=False)
+
+    def unlink() -> None:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(source, dir_fd=src_dir_fd)
+
+    def is_linked() -> bool:
+        return _same_file(source, target, src_dir_fd, dst_dir_fd)
+
+    try:
+        _move(link, is_linked, again=_AGAIN)
+    except FileExistsError:
+        if not is_linked():
+            raise
+    _move(unlink, lambda: False, again=_AGAIN)
+
+
+def _same_file(source: str, target: str, src_dir_fd: int, dst_dir_fd: int) -> bool:
+    try:
+        return os.path.samestat(
+            os.stat(source, dir_fd=src_dir_fd, follow_symlinks=False),
+            os.stat(target, dir_fd=dst_dir_fd, follow_symlinks=False),
+        )
+    except FileNotFoundError:
+        return False

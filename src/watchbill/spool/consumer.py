@@ -332,7 +332,23 @@ class Consumer:
     def _return_orphans(self) -> None:
         orphans, self._orphans = self._orphans, []
         for lease in orphans:
-            self.give_back(lease)
+            if self._is_question(lease):
+                self._settle(lease)
+            else:
+                self.give_back(lease)
+
+    def _is_question(self, lease: Lease) -> bool:
+        """Whether the folder that asked for a claim is what lies there: then the claim was not carried out, and the
+        folder, put back as an event, would be given up as one."""
+        if not self._layout.is_shared:
+            return False
+        try:
+            os.rmdir(lease.path, dir_fd=self._owner.fd)
+        except (
+            OSError
+        ):  # the event, mostly; where it cannot be told now, it is asked again when it is put back
+            return False
+        return True
 
     def _settle(self, lease: Lease) -> None:
         lease.settled = True

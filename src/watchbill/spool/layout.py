@@ -101,6 +101,9 @@ class Layout:
     barred: Barred = field(default_factory=Barred)  # entries that this process may not touch
     witness: Witness | None = None  # of workers on other hosts; None where this host has the disk alone
     is_mounted: bool = False  # over the network, or by a program
+    asked_shared: bool | None = (
+        None  # whether the caller says that other hosts use it; None: the mount says it
+    )
 
     @classmethod
     def open(cls, root: Path, *, shared: bool | None = None) -> "Layout":
@@ -114,7 +117,10 @@ class Layout:
             _check_one_filesystem(root, [root / state.value for state in State])
             is_mounted = mount_of(root).is_network
             root_fd = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            layout = cls(root, root_fd, os.open("queue", FOLDER, dir_fd=root_fd), is_mounted=is_mounted)
+            layout = cls(
+                root, root_fd, os.open("queue", FOLDER, dir_fd=root_fd), is_mounted=is_mounted,
+                asked_shared=shared,
+            )  # fmt: skip
             layout.witness = Witness() if (is_mounted if shared is None else shared) else None
             return layout
         except (NotADirectoryError, FileExistsError) as error:
@@ -184,13 +190,18 @@ class Layout:
         """
         self._refuse_bare_mount_point()
         _make_folders(self.root)
-        if not self._is_open(self.root / "queue"):
-            new = Layout.open(self.root)
+        if not self.is_in_place:
+            new = Layout.open(self.root, shared=self.asked_shared)
             self.root_fd, self.queue_fd = new.root_fd, new.queue_fd
+            # What was opened below a bare mount point is on a mount now, and other hosts use it.
+            self.is_mounted, self.witness = new.is_mounted, self.witness or new.witness
 
-    def _is_open(self, queue: Path) -> bool:
+    @property
+    def is_in_place(self) -> bool:
+        """Whether our folders are those that the spool's path leads to: not removed, moved, or below a mount that came.
+        Raises OSError."""
         try:
-            return os.path.samestat(os.fstat(self.queue_fd), os.stat(queue))
+            return os.path.samestat(os.fstat(self.queue_fd), os.stat(self.root / "queue"))
         except OSError as error:
             if error.errno in _MOUNT_GONE:
                 return False

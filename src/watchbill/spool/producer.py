@@ -71,6 +71,7 @@ class Producer:
 
     def __init__(self, layout: Layout, durability: str, sign: Sign | None = None) -> None:
         self._layout = layout
+        self._root_fd = layout.root_fd
         self._sign = sign
         self._stamps = Stamps()
         self._logged = durability == "wal"
@@ -89,6 +90,11 @@ class Producer:
         self._log: Log | None = None
         self._log_born_s = 0.0
         self.broken = False
+
+    @property
+    def is_in_place(self) -> bool:
+        """False after the spool was found elsewhere: our folder and the queue are on two mounts then."""
+        return self._root_fd == self._layout.root_fd
 
     @property
     def unseen(self) -> int:

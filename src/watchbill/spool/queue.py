@@ -106,9 +106,7 @@ class Spool:
             raise ValueError("attempts must be at least 1")
         self.path = Path(path)
         self._parts = _Parts(Layout.open(self.path, shared=shared))
-        self.durability: Durability = (
-            "event" if durability == "wal" and self._parts.layout.is_shared else durability
-        )
+        self._durability: Durability = durability
         self.attempts = attempts
         self._event_bytes_max = event_bytes_max
         self._recovery = Rules(attempts, foreign_lease_s)
@@ -118,6 +116,7 @@ class Spool:
         self._turn = Turn()
         self._known: set[str] | None = None  # stems of all events, once they were needed
         self._recovered_at_s: float | None = None
+        self._place_seen_at_s = time.monotonic()
         self.given_up = 0  # events poisoned before delivery: unreadable, or their workers died
         self._finalizer = weakref.finalize(self, self._parts.close_all)
 
@@ -127,6 +126,11 @@ class Spool:
         if not self._finalizer.alive:
             raise ValueError(f"the spool {self.path} is closed")
         return self._parts.layout
+
+    @property
+    def durability(self) -> Durability:
+        """The mode that holds: on a mount that hosts share `wal` acts as `event`."""
+        return "event" if self._durability == "wal" and self._parts.layout.is_shared else self._durability
 
     @property
     def in_flight_here(self) -> int:
@@ -382,9 +386,13 @@ class Spool:
         parts = self._parts
         producer = parts.producer
         if producer is not None and not producer.broken and parts.pid == os.getpid():
-            return producer
+            self._notice_mount()
+            if producer.is_in_place:
+                return producer
         with self._lock:
             self._after_fork()
+            if parts.producer is not None and not parts.producer.is_in_place:
+                parts.producer.broken = True
             if parts.producer is not None and parts.producer.broken:
                 parts.producer.close()
                 parts.producer = None
@@ -430,6 +438,24 @@ class Spool:
         consumer = self._parts.consumer
         if consumer is None or not consumer.in_flight or not consumer.is_ours:
             self.layout.renew()
+
+    def _notice_mount(self) -> None:
+        """Notice a mount that came over the folder that we write to, as one that was away when this process began:
+        nobody finds what is stored below it. Raises what `Layout.open` raises."""
+        now_s = time.monotonic()
+        if now_s - self._place_seen_at_s < RECOVER_EVERY_S or self._parts.layout.is_mounted:
+            return
+        self._place_seen_at_s = now_s
+        with self._lock:
+            try:
+                if self.layout.is_in_place:
+                    return
+            except FileNotFoundError:
+                pass  # the mount has no such spool yet
+            except OSError:
+                return  # the write that follows says what is wrong
+            with contextlib.suppress(OSError):
+                self.layout.renew()
 
     def _recovery_is_due(self) -> bool:
         last = self._recovered_at_s
