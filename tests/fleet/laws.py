@@ -277,6 +277,8 @@ def check_laws(disk: State, *, before_a_cut: State | None = None) -> None:
     current: dict[str, int] = {}
     accepted: dict[str, int] = {}  # in this round
     ever: dict[str, int] = {}
+    asks = False  # whether task one asks a model in this round
+    answered: set[int] = set()  # its accepted answers, ever
     done = reported_done(disk) | (reported_done(before_a_cut) if before_a_cut else set())
     for entry in verdict.entries:
         kind, task = str(entry["e"]), str(entry.get("task", ""))
@@ -295,10 +297,14 @@ def check_laws(disk: State, *, before_a_cut: State | None = None) -> None:
                 if (issued[task][attempt], str(entry["agent"])) not in done:
                     raise BrokenLaw(f"{task} was accepted, and nobody reported this attempt")
                 accepted[task] = ever[task] = attempt
+                if task == "one" and asks:
+                    answered.add(attempt)
         elif kind == "cancel":
             current.clear()
         elif kind == "reopen":
             accepted.clear()
+        elif kind == "tasks":
+            asks = '"output"' in json.dumps(entry)
         elif kind == "keep":
             accepted |= {each: ever[each] for each in map(str, cast("list[object]", entry["tasks"]))}
     known = {name for attempts in issued.values() for name in attempts.values()}
@@ -306,8 +312,8 @@ def check_laws(disk: State, *, before_a_cut: State | None = None) -> None:
         if name not in known and not belongs_to_no_batch(name):
             raise BrokenLaw(f"{name} is on the board, and no record that counts has issued it")
     said = dict(disk.files).get(SAID)
-    if said is not None and said.seen not in {f"one a{attempt}".encode() for attempt in ever.values()}:
-        raise BrokenLaw(f"{said.seen!r} was published, and accepted were {ever}")
+    if said is not None and said.seen not in {f"one a{attempt}".encode() for attempt in answered}:
+        raise BrokenLaw(f"{said.seen!r} was published, and accepted were {answered}")
 
 
 def outcome_of(disk: State) -> tuple[set[str], str, bool]:

@@ -33,8 +33,9 @@ PLAN = """### each
 """
 MACHINE = str(Path(__file__).parents[1] / "support" / "machine.py")
 CARELESS = str(Path(__file__).parent / "programs" / "careless_coordinator.py")
-#: A killed worker is a failed attempt: it comes again at once.
-AT_ONCE = json.dumps({"BACK_OFF_MS": [0, 0, 0]})
+#: A killed worker is a failed attempt: it comes again at once. Who kills so often may meet one task five times, by
+#: chance: then it would wait for a person.
+AT_ONCE = json.dumps({"BACK_OFF_MS": [0, 0, 0], "LOSSES_MAX": 1_000})
 VICTIMS = ("coordinator", "agent", "guard", "worker", "agent and guard", "all")
 
 
