@@ -238,6 +238,32 @@ def test_a_batch_can_be_cancelled_and_resumed(fleet: FleetFolder) -> None:
     assert agent.poll() is None
 
 
+def test_what_was_asked_for_while_no_coordinator_ran_is_obeyed_in_its_order(fleet: FleetFolder) -> None:
+    """PLAN-07: a retry behind a resume does not overtake it, or the resume would be refused, because the batch runs;
+    and what will run again can be cancelled before it does."""
+    fleet.write_plan("p", "### one\n- **command**: `true`\n")
+    coordinator = fleet.start_coordinator()
+    fleet.start_agent("cpu-1")
+    batch = fleet.submit("p")
+    assert fleet.wait(batch) == 0
+    coordinator.terminate()
+    coordinator.wait(PATIENCE_S)
+    fleet.write_plan("p", "### one\n- **command**: `true`\n### two\n- **command**: `sleep 60`\n")
+    assert fleet.plan("resume", batch).returncode == 0
+    for _ in range(4):
+        assert fleet.plan("retry", "one", "--batch", batch).returncode == 0
+    inbox = fleet.root / places.INBOX
+    files = sorted(inbox.iterdir(), key=lambda file: file.stat().st_ctime_ns)
+    assert [file.name for file in files] == sorted(os.listdir(inbox)) and len(files) == 5
+    assert fleet.plan("cancel", batch).returncode == 0
+    fleet.start_coordinator()
+    wait_until(lambda: not os.listdir(inbox))
+    assert fleet.wait(batch) == 1
+    status = fleet.status(batch)
+    assert status["state"] == "cancelled" and [task["id"] for task in status["tasks"]] == ["one", "two"]
+    assert os.listdir(fleet.root / places.REFUSED) == []
+
+
 def test_the_log_of_a_task_says_why_it_is_where_it_is(fleet: FleetFolder) -> None:
     """FLEET-12: a missing output, a foreach without its file, a skip with its culprit, items, a task in the queue."""
     tasks = (

@@ -3,7 +3,6 @@
 import json as jsonlib
 import os
 import pwd
-import secrets
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from watchbill.errors import OursError
 from watchbill.files.host import host_name
 from watchbill.fleet.folder import places
 from watchbill.fleet.folder.disk import FolderDisk
+from watchbill.fleet.folder.requests import new_request_id
 from watchbill.fleet.state.approving import Answer, Question, Verdict, answer, question_of, questions_of
 from watchbill.fleet.state.ledger import Ledger, Phase
 from watchbill.fleet.state.reading import BatchPlace, Follower, batches_of, find_batch
@@ -66,7 +66,7 @@ def answer_questions(
     meant = [each for task in tasks for each in _waiting(folder, ledger, task)]
     digests = {task: question_of(ledger, task).digest for task in meant}
     who = f"{_user()}@{host_name()}"
-    answer(disk, Answer(secrets.token_hex(6), place.batch, place.plan, verdict, digests, who, reason))
+    answer(disk, Answer(new_request_id(), place.batch, place.plan, verdict, digests, who, reason))
     terminal = Terminal(quiet=quiet)
     if json:
         fields = {"batch": place.batch, "verdict": verdict.value, "tasks": list(digests), "who": who}

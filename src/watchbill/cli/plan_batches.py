@@ -1,7 +1,6 @@
 """Commands about batches: status, wait, list, logs, cancel, retry, resume. From the shared folder alone."""
 
 import json as jsonlib
-import secrets
 import shlex
 import time
 from collections.abc import Iterator, Sequence
@@ -20,7 +19,13 @@ from watchbill.errors import OursError
 from watchbill.fleet.coordinator.opening import reopening
 from watchbill.fleet.folder import places
 from watchbill.fleet.folder.disk import FolderDisk
-from watchbill.fleet.folder.requests import Reopening, ask_to_cancel, ask_to_reopen
+from watchbill.fleet.folder.requests import (
+    Reopening,
+    ask_to_cancel,
+    ask_to_reopen,
+    has_request,
+    new_request_id,
+)
 from watchbill.fleet.folder.results import ResultReader
 from watchbill.fleet.folder.values import fields_of
 from watchbill.fleet.state.ledger import Effect, Ledger, Phase
@@ -345,7 +350,7 @@ def cancel_batch(batch: str, *, root: Path | None, quiet: bool) -> int:
             f"{place.batch} was not submitted as a whole, there is nothing to cancel",
             hint=f"remove it: rm -r {shlex.quote(str(folder / place.folder))}",
         )
-    if not place.is_active and not place.is_submitted:
+    if not place.is_active and not place.is_submitted and not has_request(disk, place.batch):
         raise OursError(f"{place.batch} has ended, there is nothing to cancel")
     ask_to_cancel(disk, place.batch)
     asked(folder, disk, Terminal(quiet=quiet), f"{place.batch} will be cancelled")
@@ -363,7 +368,7 @@ def retry_tasks(tasks: Sequence[str], *, batch: str | None, root: Path | None, q
     if running:
         raise OursError(f"{running[0]} of {place.batch} has not ended, there is nothing to repeat")
     told = ", ".join([_repeated(ledger, task) for task in tasks])
-    ask_to_reopen(disk, Reopening(secrets.token_hex(6), place.batch, place.plan, tuple(tasks)))
+    ask_to_reopen(disk, Reopening(new_request_id(), place.batch, place.plan, tuple(tasks)))
     asked(folder, disk, Terminal(quiet=quiet), f"{told} of {place.batch} will run again")
     return 0
 
@@ -408,7 +413,7 @@ def resume_batch(
     inputs = shared_inputs(given, PurePosixPath(folder))
     for note in _kept_defaults(checked.plan, ledger, {*given, *_inputs_told(disk, place)}):
         terminal.note(plain(note))
-    request = Reopening(secrets.token_hex(6), place.batch, place.plan, (), reads_plan=True, inputs=inputs)
+    request = Reopening(new_request_id(), place.batch, place.plan, (), reads_plan=True, inputs=inputs)
     reasons = _reasons(disk, ledger, request)
     if explain:
         _explain(reasons, terminal, json=json)

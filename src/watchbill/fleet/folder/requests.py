@@ -5,10 +5,13 @@
     brain/inbox/BATCH.ID.approve      the answer to a question about tasks of it (`approving`)
 
 Each is written whole and durably, by any program that may write there; the coordinator obeys and removes it. A request
-to reopen has an id, because a coordinator may die between obeying and removing.
+to reopen has an id, because a coordinator may die between obeying and removing. Requests are obeyed in the order of
+their ids: those of one machine in the order in which they were made, also when no coordinator ran at that time.
 """
 
 import json
+import secrets
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -19,7 +22,7 @@ from watchbill.fleet.folder.values import Fields, fields_of
 from watchbill.names import check_folder_name, check_plain_name
 from watchbill.plans.batch import BelowRoot, decoded_inputs, encoded_inputs
 
-__all__ = ["Reopening", "ask_to_cancel", "ask_to_reopen", "has_request"]
+__all__ = ["Reopening", "ask_to_cancel", "ask_to_reopen", "has_request", "new_request_id"]
 
 _FORMAT = 1
 
@@ -66,6 +69,11 @@ class Reopening:
 
 def _inputs(fields: Fields) -> Mapping[str, object]:
     return fields.mapping("inputs")
+
+
+def new_request_id() -> str:
+    """An id of its own for a request. By it a later request of this machine stands behind an earlier one."""
+    return f"{time.time_ns():016x}-{secrets.token_hex(3)}"
 
 
 def ask_to_cancel(disk: Disk, batch: str) -> None:
