@@ -599,6 +599,46 @@ def test_a_coordinator_that_dies_before_it_takes_back_the_slips_of_a_former_fan_
     assert [entry["outcome"] for entry in rig.kinds("b1", "ended")] == ["complete"]
 
 
+class _StopsAtTheEnd(FolderDisk):
+    """The disk of a coordinator that is stopped when it is about to say that a batch is no longer active."""
+
+    def remove(self, path: str) -> None:
+        if path.startswith(places.ACTIVE):
+            self.meanwhile()
+        super().remove(path)
+
+    def meanwhile(self) -> None:
+        """What others do before it goes on."""
+
+
+def test_a_coordinator_that_is_stopped_while_it_closes_a_batch_hides_no_later_round_of_it(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """FLEET-09, R13: a successor reopens the batch, the first one goes on and removes what says that it is active, and
+    the successor dies. The next one still knows of the batch."""
+    rig.submit("b1", "p", "### a\n- **command**: `true`\n")
+    rig.disk = _StopsAtTheEnd(rig.root)
+    first = rig.new_brain(0)
+    first.turn(0)
+    [(slip, _)] = rig.claim()
+    rig.report(slip)
+
+    def reopen() -> None:
+        monkeypatch.undo()
+        ask_to_reopen(rig.disk, Reopening("r1", "b1", "p", ("a",)))
+        rig.new_brain(1).turn(1)
+
+    monkeypatch.setattr(rig.disk, "meanwhile", reopen)
+    first.turn(1)
+    with pytest.raises(Superseded):
+        first.turn(2)
+    rig.brain = rig.new_brain(3)
+    _work_on(rig, 3)
+    assert [entry["attempt"] for entry in rig.counted("b1") if entry["e"] == "accept"] == [1, 2]
+    assert rig.counted("b1")[-1]["outcome"] == "complete"
+    assert os.listdir(rig.root / places.ACTIVE) == []
+
+
 @pytest.mark.parametrize("round_is_over", [True, False])
 def test_a_retry_goes_on_with_a_batch_that_has_fewer_items_than_before(rig: Rig, round_is_over: bool) -> None:
     """PLAN-07: what was there two rounds ago, and is not any more, is nobody's business; no coordinator dies of it."""

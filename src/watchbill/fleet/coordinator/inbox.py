@@ -59,7 +59,7 @@ class Inbox:
         self._active = active
         self._acts = acts
         self._known: set[str] = set()  # requests that were here when the epoch began
-        self.active: set[str] = set()  # batches that an earlier epoch had opened
+        self.active: dict[str, set[str]] = {}  # batches that have not ended -> the files that say so
 
     # ------------------------------------------------------------ at the start of an epoch
 
@@ -70,7 +70,7 @@ class Inbox:
                 order = self._order(folder, name)
                 if order is not None:
                     if folder == places.ACTIVE:
-                        self.active.add(order.batch)
+                        self._is_shown(order.batch, f"{folder}/{name}")
                     yield order
 
     def _order(self, folder: str, name: str) -> ExecutePlan | None:
@@ -148,7 +148,9 @@ class Inbox:
         known = self._active.batches.get(order.batch)
         if known is None or not known.ledger.is_open:
             self._open_new(order, now_ms)
-        self._acts.move(f"{places.INBOX}/{name}", f"{places.ACTIVE}/{name}")
+        path = places.active_path(order.batch)
+        self._is_shown(order.batch, path)
+        self._acts.move(f"{places.INBOX}/{name}", path)
 
     def _open_new(self, order: ExecutePlan, now_ms: int) -> None:
         self._active.at = order.batch
@@ -214,8 +216,18 @@ class Inbox:
         self._acts.later(lambda: self._show_active(order, request))
 
     def _show_active(self, order: ExecutePlan, request: str) -> None:
-        self._disk.put(f"{places.ACTIVE}/{order.batch}.json", order.encode(), durable=True)
+        path = places.active_path(order.batch, self._active.epoch)
+        self._is_shown(order.batch, path)
+        self._disk.put(path, order.encode(), durable=True)
         self._disk.remove(f"{places.INBOX}/{request}")
+
+    def _is_shown(self, batch: str, path: str) -> None:
+        self.active.setdefault(batch, set()).add(path)
+
+    def show_ended(self, batch: str) -> None:
+        """Remove what says that a batch is active: what this epoch knows of. A successor may have reopened it since."""
+        for path in sorted(self.active.pop(batch, ())):
+            self._disk.remove(path)
 
     def _cancel(self, batch: str, name: str, now_ms: int) -> None:
         self._active.at, found = batch, self._active.batches.get(batch)

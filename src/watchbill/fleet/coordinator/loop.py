@@ -449,7 +449,7 @@ class Coordinator:
     def _close_batch(self, name: str) -> None:
         batch = self._active.batches[name]
         draw_last(self._disk, batch.ledger, self._wall_ms(), self._root)
-        self._disk.remove(f"{places.ACTIVE}/{name}.json")
+        self._inbox.show_ended(name)
         self._active.forget(name)
 
     def _draw(self, now_ms: int) -> None:

@@ -96,7 +96,7 @@ def _has_active(root: Path) -> bool:
 
 
 def _old_history(root: Path, before_ms: int) -> Iterator[Path]:
-    active = {path.stem for path in _entries(root / places.ACTIVE)}
+    active = places.batches_shown(path.name for path in _entries(root / places.ACTIVE))
     asked = {path.name.partition(".")[0] for path in _entries(root / places.INBOX)}
     for plan in _entries(root / "plans"):
         for batch in _entries(plan / "history"):

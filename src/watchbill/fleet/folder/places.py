@@ -6,7 +6,7 @@
         journal.EPOCH.jsonl                     the record, one file per coordinator epoch
         RUN_SUMMARY.md, RUN_SUMMARY.json        refreshed while it runs, final at the end
     brain/inbox/BATCH.json                      a submitted plan; BATCH.cancel, BATCH.ID.reopen: requests about one
-    brain/active/BATCH.json                     a batch that has not ended
+    brain/active/BATCH.json                     a batch that has not ended; BATCH.EPOCH.json: one that was reopened
     brain/refused/BATCH.json                    a submitted plan that cannot be run, and why
     brain/private_tasks/BATCH.json              tasks that wait for others: for people
     brain/escalations/BATCH.md                  what a planner needs after a failure
@@ -27,7 +27,7 @@ import os
 import re
 import shlex
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -43,10 +43,10 @@ from watchbill.quoting import quoted
 __all__ = [
     "ACTIVE", "BRAIN", "COMPLETE", "COORDINATOR", "DRAFTS", "EPOCHS", "EXPIRED", "FAILED", "GPUS", "INBOX", "LOGS",
     "MANUAL", "MARKER", "PROCESSING", "QUESTION", "QUEUE", "REFUSED", "RESULTS", "SIGNALS", "MountReport", "NoFleet",
-    "approval_path", "batch_folder", "check_agent_name", "check_root", "complete_folder", "epoch_of_journal",
-    "escalation_path", "fleet_command", "from_shared", "heartbeat_path", "journal_path", "make_fleet", "make_root",
-    "probe", "processing_folder", "refuse_outside", "result_log", "to_shared", "wait_for_root", "waiting_path",
-    "whose_result_log",
+    "active_path", "approval_path", "batch_folder", "batches_shown", "check_agent_name", "check_root",
+    "complete_folder", "epoch_of_journal", "escalation_path", "fleet_command", "from_shared", "heartbeat_path",
+    "journal_path", "make_fleet", "make_root", "probe", "processing_folder", "refuse_outside", "result_log",
+    "to_shared", "wait_for_root", "waiting_path", "whose_result_log",
 ]  # fmt: skip
 
 MARKER = "fleet.json"
@@ -79,6 +79,7 @@ _FOLDERS = (
     "plans", INBOX, ACTIVE, REFUSED, EPOCHS, DRAFTS, QUEUE, PROCESSING, COMPLETE, FAILED, MANUAL, EXPIRED, RESULTS,
     GPUS, SIGNALS, LOGS, _WAITING, _ESCALATIONS, _APPROVALS,
 )  # fmt: skip
+_ACTIVE = re.compile(r"(.+?)(?:\.[1-9][0-9]{0,9})?\.json")
 _JOURNAL = re.compile(r"journal\.([1-9][0-9]{0,9})\.jsonl")
 _RESULT_LOG = re.compile(r"(.+)\.([1-9][0-9]{0,9})\.jsonl")
 _AGENT = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]*")
@@ -230,6 +231,20 @@ def batch_folder(plan: str, batch: str) -> str:
 def journal_path(plan: str, batch: str, epoch: int) -> str:
     """The record of a batch that the coordinator of this epoch writes."""
     return f"{batch_folder(plan, batch)}/journal.{epoch}.jsonl"
+
+
+def active_path(batch: str, epoch: int = 0) -> str:
+    """What says that a batch has not ended: since it was submitted, or since the coordinator of an epoch reopened it.
+
+    A coordinator that was stopped when it was about to remove the file of an earlier round finds no later one.
+    """
+    reopened = f".{epoch}" if epoch else ""
+    return f"{ACTIVE}/{check_plain_name(batch, 'a batch')}{reopened}.json"
+
+
+def batches_shown(names: Iterable[str]) -> set[str]:
+    """The batches that files in `brain/active` are about, by their names."""
+    return {batch for name in names if (match := _ACTIVE.fullmatch(name)) for batch in (match[1], name[:-5])}
 
 
 def waiting_path(batch: str) -> str:

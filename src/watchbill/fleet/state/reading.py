@@ -58,7 +58,7 @@ def batches_of(disk: FolderDisk) -> list[BatchPlace]:
 
 
 def _with_folder(disk: FolderDisk) -> Iterator[BatchPlace]:
-    active = {name.removesuffix(".json") for name in disk.names(places.ACTIVE)}
+    active = places.batches_shown(disk.names(places.ACTIVE))
     refused = {name.removesuffix(".json") for name in disk.names(places.REFUSED)}
     for plan in disk.names("plans"):
         try:

@@ -178,7 +178,9 @@ def _without_journal(disk: FolderDisk, place: BatchPlace) -> BatchProgress:
 def _submitted(disk: FolderDisk, batch: str) -> BatchState:
     """Whether a batch without a journal waits for a coordinator, or was never submitted as a whole."""
     # The inbox first: a coordinator moves the file from there to the active ones.
-    is_there = any(f"{batch}.json" in disk.names(folder) for folder in (places.INBOX, places.ACTIVE))
+    is_there = any(
+        batch in places.batches_shown(disk.names(folder)) for folder in (places.INBOX, places.ACTIVE)
+    )
     return BatchState.SUBMITTED if is_there else BatchState.NOT_SUBMITTED
 
 
