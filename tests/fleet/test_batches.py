@@ -6,6 +6,7 @@ import secrets
 import shutil
 import signal
 import sys
+import time
 from pathlib import Path
 
 from support.eventually import PATIENCE_S, wait_until
@@ -13,7 +14,10 @@ from support.fleet_folder import FleetFolder
 from support.stopping import stop
 from watchbill.files.host import start_time
 from watchbill.fleet.folder import places
+from watchbill.fleet.folder.disk import FolderDisk
+from watchbill.fleet.folder.requests import Reopening, ask_to_reopen, new_request_id
 
+MACHINE = str(Path(__file__).parents[1] / "support" / "machine.py")
 FAN_OUT = """### scan
 - **command**: `printf '{"words": [{"id": "a"}, {"id": "b"}, {"id": "c"}]}' > {BATCH_PATH}/manifest.json`
 ### each
@@ -262,6 +266,30 @@ def test_what_was_asked_for_while_no_coordinator_ran_is_obeyed_in_its_order(flee
     status = fleet.status(batch)
     assert status["state"] == "cancelled" and [task["id"] for task in status["tasks"]] == ["one", "two"]
     assert os.listdir(fleet.root / places.REFUSED) == []
+
+
+def test_a_task_that_is_put_off_waits_no_longer_because_others_are_reopened(fleet: FleetFolder) -> None:
+    """FLEET-08, PLAN-07: each request about a batch that has ended starts a new coordinator in the same process."""
+    fleet.write_plan("p", "### a\n- **command**: `false`\n- **retries**: 1\n")
+    fleet.write_plan("other", "### x\n- **command**: `true`\n")
+    fleet.start(
+        MACHINE, "-", json.dumps({"BACK_OFF_MS": [4_000] * 3}), "coordinator", "--root", str(fleet.root)
+    )
+    fleet.start_agent("cpu-1")
+    other = fleet.submit("other")
+    assert fleet.wait(other) == 0
+    batch = fleet.submit("p")
+    disk = FolderDisk(fleet.root)
+    began = time.monotonic()
+
+    def is_tried_again_while_others_are_reopened() -> bool:
+        ask_to_reopen(disk, Reopening(new_request_id(), other, "other", ("x",)))
+        wait_until(lambda: not os.listdir(fleet.root / places.INBOX))
+        return fleet.wait(other) == 0 and len(fleet.entries("p", batch, "issue")) == 2
+
+    wait_until(is_tried_again_while_others_are_reopened, PATIENCE_S)
+    assert time.monotonic() - began >= 3
+    assert fleet.wait(batch) == 1
 
 
 def test_the_log_of_a_task_says_why_it_is_where_it_is(fleet: FleetFolder) -> None:

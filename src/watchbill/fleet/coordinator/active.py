@@ -85,9 +85,10 @@ class ActiveBatches:
         wall_ms: Callable[[], int],
         fleet: str = "",
         set_aside: Mapping[str, str] = MappingProxyType({}),
+        due: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
         """`wall_ms` is for people: no decision depends on it. `fleet` is the id of the shared folder. `set_aside`:
-        batches that are not taken up, and why."""
+        batches that are not taken up, and why. `due`: what the last coordinator of this process had put off."""
         self._disk = disk
         self._fleet = fleet
         self._wall_ms = wall_ms
@@ -97,6 +98,10 @@ class ActiveBatches:
         self.tokens: dict[str, tuple[str, TaskClass]] = {}  # slip -> batch, class
         self.out: Counter[TaskClass] = Counter()  # tokens per class
         self.lineup = Lineup()
+        self._due_before = due
+        self.due: dict[
+            str, int
+        ] = {}  # the last token of a task that is put off -> when its next attempt is due
         self.fanouts: dict[tuple[str, str], Fanout] = {}
         self.left_alone = dict(set_aside)  # with batches whose journal cannot be replayed: each one, and why
         self.at = ""  # the batch that is worked on, if one is: a fault of our own is its
@@ -232,12 +237,16 @@ class ActiveBatches:
             self._apply(self.batches[batch], entry)
 
     def _line_up(self, ledger: Ledger, task: str, now_ms: int) -> None:
-        # Only the delay is written down, not the time: clocks of two machines, or of two boots, have nothing in common.
-        delay_ms = ledger.state(task).delay_ms
-        spec = ledger.spec(task)
+        state, spec = ledger.state(task), ledger.spec(task)
+        not_before_ms = 0
+        if state.delay_ms:
+            # Only the delay is written down, not the time: clocks of two machines, or of two boots, have nothing in
+            # common. A coordinator that starts anew in this process goes on with the time.
+            known_ms = self.due.get(state.last, self._due_before.get(state.last))
+            not_before_ms = self.due[state.last] = now_ms + state.delay_ms if known_ms is None else known_ms
         self.lineup.add(
             ledger.batch, task, task_class=spec.task_class, priority=spec.priority or ledger.priority,
-            not_before_ms=now_ms + delay_ms if delay_ms else 0,
+            not_before_ms=not_before_ms,
         )  # fmt: skip
 
 

@@ -95,11 +95,12 @@ class Coordinator:
         summary_every_ms: int = limits.SUMMARY_EVERY_MS,
         produces_ms: int = limits.PRODUCES_MS_MAX,
         set_aside: Mapping[str, str] = MappingProxyType({}),
+        due: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
         """`wall_ms`, `host` and `root`, where this machine has the shared folder, are for people and decide nothing.
 
         `fleet` is the id of the shared folder, by which batches of another one are told. `set_aside`: batches at which
-        earlier coordinators failed, and how.
+        earlier coordinators failed, and how. `due`: what the last coordinator of this process had put off.
         """
         self._disk = disk
         self._board = Board(disk)
@@ -115,7 +116,7 @@ class Coordinator:
         self._stranded = Stranded()
         self._strays: frozenset[str] = frozenset()  # files among the signals that no agent obeys
         self._stuck: set[str] = set()  # slips whose agents were asked to abort them
-        self._active = ActiveBatches(disk, wall_ms, fleet, set_aside)
+        self._active = ActiveBatches(disk, wall_ms, fleet, set_aside, due)
         self._acts = Acts(disk, self._board, self._active, wall_ms)
         self._inbox = Inbox(disk, self._active, self._acts)
         self._holding = Holding(disk, self._acts)
@@ -138,6 +139,11 @@ class Coordinator:
         """The batches that this coordinator does not touch, and why: their journals cannot be replayed, or earlier
         coordinators failed at them."""
         return self._active.left_alone
+
+    @property
+    def due(self) -> Mapping[str, int]:
+        """When the tasks that are put off are due, by their last tokens: for the next coordinator of this process."""
+        return self._active.due
 
     @property
     def at(self) -> str:

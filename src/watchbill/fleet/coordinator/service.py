@@ -15,7 +15,7 @@ import fcntl
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
@@ -77,6 +77,9 @@ class Service:
         self._stops = False
         self._faults: Counter[str] = Counter()  # batch -> coordinators of this process that failed at it
         self._set_aside: dict[str, str] = {}
+        self._due: Mapping[
+            str, int
+        ] = {}  # what the last coordinator had put off: each request may start a new one
         self._clean_at_ms = 0
         self.epoch = 0
 
@@ -165,6 +168,7 @@ class Service:
                 self._pause(pause_ms)
                 pause_ms = min(pause_ms * 2, limits.COORDINATOR_AGAIN_MS[1])
             finally:
+                self._due = brain.due or self._due
                 with contextlib.suppress(
                     OSError
                 ):  # what was acknowledged is on the disk; the rest does not count
@@ -188,7 +192,7 @@ class Service:
             root=str(self._root), fleet=self._fleet, wall_ms=lambda: time.time_ns() // 1_000_000,
             stuck_after_ms=self._settings.stuck_after_ms,
             produces_ms=self.mount.shows_within_ms,
-            set_aside=self._set_aside,
+            set_aside=self._set_aside, due=self._due,
         )  # fmt: skip
 
     def _serve(self, brain: Coordinator) -> None:
