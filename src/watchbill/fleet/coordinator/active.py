@@ -98,7 +98,7 @@ class ActiveBatches:
         self.tokens: dict[str, tuple[str, TaskClass]] = {}  # slip -> batch, class
         self.out: Counter[TaskClass] = Counter()  # tokens per class
         self.lineup = Lineup()
-        self._due_before = due
+        self._due_before = dict(due)
         self.due: dict[
             str, int
         ] = {}  # the last token of a task that is put off -> when its next attempt is due
