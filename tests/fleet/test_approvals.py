@@ -191,6 +191,26 @@ def test_all_waiting_tasks_of_a_fan_out_are_approved_by_its_name(
     assert {path.name for path in rig.batch_folder("b1").iterdir()} >= {"x", "y"}
 
 
+@pytest.mark.parametrize("is_retried", [False, True], ids=["another approval", "a retry"])
+def test_an_approval_counts_in_a_round_that_was_begun_for_another_task(
+    rig: FleetRig, capsys: pytest.CaptureFixture[str], is_retried: bool
+) -> None:
+    """FLEET-10, PLAN-07: what was not asked for when the batch was reopened waits on, until a person lets it run."""
+    other = task("other", "echo x" if is_retried else "touch {BATCH_PATH}/other")
+    asking(rig, AFTER if is_retried else "", other)
+    wait_until(lambda: is_at(rig, "other", Phase.COMPLETE if is_retried else Phase.MANUAL))
+    rig.agents[0].end()
+    run(rig, capsys, "plan", "retry" if is_retried else "approve", "other")
+    wait_until(lambda: is_at(rig, "other", Phase.ISSUED))
+    run(rig, capsys, "plan", "approve", "asks")
+    wait_until(lambda: not turn(rig) and bool(rig.entries("b1", "approve")))
+    new_coordinator(rig)
+    rig.start("cpu-2")
+    wait_until(lambda: turn(rig), 60)
+    assert rig.entries("b1", "ended")[-1]["outcome"] == "complete"
+    assert (rig.batch_folder("b1") / "ran").exists() and waiting(rig, capsys) == []
+
+
 def test_what_does_not_wait_cannot_be_approved(rig: FleetRig, capsys: pytest.CaptureFixture[str]) -> None:
     asking(rig, task("fine", "echo x"))
     wait_until(lambda: is_at(rig, "fine", Phase.COMPLETE))

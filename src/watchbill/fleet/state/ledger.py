@@ -507,6 +507,8 @@ class Ledger:
             case Approve():
                 state.losses, state.held = 0, None
                 self.approved[entry.task] = entry.digest
+                if self.again:  # this round was begun for other tasks; a person has asked for this one, too
+                    self.again |= {entry.task}
                 if before is Phase.MANUAL:
                     self._graph.release(entry.task)
                     effect.ready.append(entry.task)
