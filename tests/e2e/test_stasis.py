@@ -1,12 +1,15 @@
 """Durable stasis: what was asked for in the background is made although the daemon was killed meanwhile (RES-12)."""
 
+import contextlib
 import json
 import signal
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from e2e.place import Daemon, Place, scripted
 from support.eventually import wait_until
+from support.small_disk import free_up, leave_blocks, small_disks
 
 #: Loads for a second and talks for three: the daemon is killed in both.
 MODELS = scripted("slow", 'load = "1s", service = "3s", tokens = 12, text = "one two three"')
@@ -32,6 +35,37 @@ def test_a_response_in_the_background_outlives_two_killed_daemons(place: Place) 
     assert text.split() == ["one", "two", "three"] * 4
     stats = place.run("spool", "stats", "--spool", str(place.root / "stasis"), "--json")
     assert json.loads(stats.stdout)["queue"] == 0, stats.stdout
+
+
+def test_a_response_whose_end_only_memory_has_is_made_again_after_a_kill(
+    place: Place, tmp_path: Path
+) -> None:
+    """RES-12, P1: the disk was full when it was done, and the daemon was killed before there was room. The next one
+    makes it again, under the same id, and does not say that it failed."""
+    place.config.write_text(scripted("slow", 'service = "1s"'))
+    with small_disks(tmp_path) as mount, contextlib.ExitStack() as closing:
+        disk = mount("size=80M")
+        place.move_root(disk / "root")
+        closing.callback(place.close)  # the disk is in use until then
+        daemon = place.up()
+        body = {"model": "slow", "input": "count", "background": True}
+        ids = [json.loads(daemon.ask("/v1/responses", body)[2])["id"] for _ in range(2)]
+        wait_until(partial(is_at, daemon, ids[0], "in_progress"))
+        for id in ids:
+            leave_blocks(disk, 0)
+            assert wait_until(partial(ended, daemon, id))["status"] == "completed"
+            leave_blocks(disk, 0)
+        daemon.ask(
+            f"/v1/responses/{ids[1]}/cancel", method="POST"
+        )  # waits until it is kept, as far as it can be
+        daemon.process.send_signal(signal.SIGKILL)
+        daemon.process.wait(30)
+        free_up(disk)
+        daemon = place.up()
+        for id in ids:
+            done = wait_until(partial(ended, daemon, id))
+            assert done["status"] == "completed", done
+        assert daemon.stop() == 0
 
 
 def response(daemon: Daemon, id: str) -> dict[str, Any]:

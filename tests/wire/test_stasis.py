@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Generator
 from pathlib import Path
 from typing import Any
 
@@ -179,3 +179,56 @@ async def test_a_response_that_could_not_outlive_the_daemon_is_refused(tmp_path:
         await opened.until_idle()
         assert not opened.gateway.is_busy
     assert list((tmp_path / "responses").rglob("*.json")) == []
+
+
+@contextlib.contextmanager
+def in_the_way_of(folder: Path) -> Generator[None]:
+    """A file in the folder's place: the disk refuses whatever goes there."""
+    aside = folder.with_name("aside")
+    folder.rename(aside)
+    folder.write_text("in the way")
+    yield
+    folder.unlink()
+    aside.rename(folder)
+
+
+def records(root: Path) -> Path:
+    """Where the responses of a daemon without keys are kept."""
+    [folder] = (root / "responses").iterdir()
+    return folder
+
+
+async def test_a_response_whose_record_the_disk_refuses_is_not_accepted(tmp_path: Path) -> None:
+    """RES-12, P1: the next daemon takes a request without a record for a response that was deleted, so a request alone
+    is no promise: 507, and nothing is made."""
+    async with daemon(tmp_path, endless) as (opened, client):
+        first = await client.responses.create(model="a", input="hi", background=True)
+        await client.responses.cancel(first.id)
+        with in_the_way_of(records(tmp_path)):
+            with pytest.raises(openai.InternalServerError) as refused:
+                await client.responses.create(model="a", input="hi", background=True)
+            assert (refused.value.status_code, refused.value.code) == (507, "disk_failed")
+            await opened.until_idle()
+            assert not opened.gateway.is_busy
+    assert waiting(tmp_path) == 0
+
+
+async def test_a_disk_that_refuses_at_the_start_only_delays_what_was_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """RES-12, P7: what an earlier daemon was asked for waits until the disk tells it, and is not failed meanwhile."""
+    monkeypatch.setattr(api, "RESPONSE_AGAIN_MS", 20)
+    async with daemon(tmp_path) as (opened, client):
+        opened.engine.gate.clear()
+        made = await client.responses.create(model="a", input="hi", background=True)
+    with contextlib.ExitStack() as closing:
+        closing.enter_context(in_the_way_of(tmp_path / "stasis" / "queue-in-flight"))
+        async with daemon(tmp_path) as (opened, client):
+            assert (await client.responses.retrieve(made.id)).status == "queued"
+            with pytest.raises(openai.InternalServerError) as refused:
+                await client.responses.cancel(made.id)
+            assert (refused.value.status_code, refused.value.code) == (507, "disk_failed")
+            assert opened.peer.asked == []
+            closing.close()
+            assert (await until(client, made.id, "completed")).output_text == "hello there"
+    assert waiting(tmp_path) == 0

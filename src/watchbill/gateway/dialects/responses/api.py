@@ -45,6 +45,7 @@ from watchbill.gateway.http.messages import Answer, Response
 from watchbill.gateway.lifting import Lifted
 from watchbill.gateway.limits import (
     LIST_ITEMS_MAX,
+    RESPONSE_AGAIN_MS,
     RESPONSE_BYTES_MAX,
     RESPONSE_NOTED_MS,
     RESPONSE_TURNS_BYTES_MAX,
@@ -99,23 +100,49 @@ class ResponsesApi:
         self._stasis = Stasis(None if folder is None else folder.with_name("stasis"))
         self._background: dict[str, Background] = {}  # by the response's id, while it is made
         self._noting: asyncio.Task[None] | None = None
+        #: Of responses that have ended, and are not on the disk yet.
+        self._leaving: set[asyncio.Task[None]] = set()
+        self._put_off: list[Parked] = []  # of an earlier daemon, while the disk does not tell their records
+        self._resuming: asyncio.Task[None] | None = None
 
     def _warn(self, text: str) -> None:
         self._services.driver.tell(Alert(AlertKind.DISK, text))
 
     async def resume(self) -> None:
         """Goes on with what an earlier daemon was asked for and did not come to."""
-        if self._services.server.store_responses:
-            for parked in await self._stasis.found():
-                await self._go_on(parked)
+        if self._services.server.store_responses and not await self._resume():
+            self._resuming = asyncio.get_running_loop().create_task(self._resume_often(), name="stasis")
+
+    async def _resume(self) -> bool:
+        """Whether the disk has told all that there is."""
+        parked, self._put_off = [*self._put_off, *await self._stasis.found()], []
+        for at, each in enumerate(parked):
+            try:
+                await self._go_on(each)
+            except DiskFailed:
+                self._put_off = parked[at:]
+                break
+        return self._stasis.is_read and not self._put_off
+
+    async def _resume_often(self) -> None:
+        self._warn("responses that an earlier daemon was asked for wait: the disk refuses them; make room")
+        while True:
+            await asyncio.sleep(RESPONSE_AGAIN_MS / 1000)
+            if await self._resume():
+                self._resuming = None
+                return
 
     async def close(self) -> None:
         """Leaves what is made in the background to the next daemon, and waits for the disk; after `drain`."""
         if self._noting is not None:
             self._noting.cancel()
+        if self._resuming is not None:
+            self._resuming.cancel()
         for id, made in list(self._background.items()):
             await made.park()
             await self._stasis.note(id, made.begun())
+        for task in self._leaving:
+            task.cancel()
         await self._stasis.close()
         await self._store.close()
 
@@ -210,6 +237,8 @@ class ResponsesApi:
             raise RequestError(
                 "a private response cannot be made in the background, where it would be stored"
             )
+        if not self._stasis.is_read and self._resuming is None:
+            await self.resume()  # nothing was stored when this daemon started
         if len(self._background) >= RESPONSES_BACKGROUND_MAX:
             raise Overloaded(
                 f"{RESPONSES_BACKGROUND_MAX} responses are being made in the background; try again later"
@@ -222,8 +251,6 @@ class ResponsesApi:
             self._background.pop(asked.id, None)
             raise
         if asked.id in self._background:
-            await self._put(work, asked, made.now(), durable=True)
-        if asked.id in self._background:
             await self._write_down(work, asked, made, submission)
         if asked.id not in self._background:
             await self._stasis.leave(asked.id)  # it ended meanwhile
@@ -233,8 +260,18 @@ class ResponsesApi:
     async def _write_down(
         self, work: RequestContext, asked: Asked, made: Background, submission: Submission
     ) -> None:
-        """Makes a request outlive this daemon. Raises DiskFailed where it cannot, and withdraws the request."""
+        """Makes a request outlive this daemon. Raises DiskFailed where it cannot, and withdraws the request.
+
+        Its record comes first: the next daemon takes a request without one for a response that was deleted."""
         try:
+            await self._put(work, asked, made.now(), durable=True)
+            if asked.id not in self._background:
+                return
+            if not await self._store.is_written(work.owner, asked.id):
+                raise DiskFailed(
+                    "the response cannot be kept, so it would not outlive the daemon: the disk refuses it, or it has "
+                    f"more than {RESPONSE_BYTES_MAX} bytes; make room, or ask for it without background"
+                )
             await self._stasis.enter(asked.id, work, asked.body, submission)
         except DiskFailed:
             await made.cancel()
@@ -244,7 +281,10 @@ class ResponsesApi:
     def _begin(self, work: RequestContext, asked: Asked, begun: Begun | None = None) -> Background:
         async def keep(final: Fields) -> None:
             await self._keep(work, asked, final, durable=True)
-            await self._stasis.leave(asked.id)
+            if not final["store"] or await self._store.is_written(work.owner, asked.id):
+                await self._stasis.leave(asked.id)
+            else:  # only memory has it: a daemon that is killed now is followed by one that makes it again
+                self._leave_when_written(work.owner, asked.id)
             self._background.pop(asked.id, None)
 
         made = Background(self._services, work, lambda: self._making(work, asked), keep, begun)
@@ -252,6 +292,15 @@ class ResponsesApi:
         if self._noting is None:
             self._noting = asyncio.get_running_loop().create_task(self._note(), name="stasis")
         return made
+
+    def _leave_when_written(self, owner: str, id: str) -> None:
+        async def leave() -> None:
+            await self._store.until_written(owner, id)
+            await self._stasis.leave(id)
+
+        task = asyncio.get_running_loop().create_task(leave(), name="stasis")
+        self._leaving.add(task)
+        task.add_done_callback(self._leaving.discard)
 
     async def _note(self) -> None:
         """Writes down now and then how far responses are."""
@@ -265,13 +314,15 @@ class ResponsesApi:
                     noted[id] = len(begun.text)
 
     async def _go_on(self, parked: Parked) -> None:
-        """Makes a response of an earlier daemon to its end."""
+        """Makes a response of an earlier daemon to its end. Raises DiskFailed."""
         services, token = self._services, parked.id.removeprefix("resp_")
         work = unsent("/v1/responses", _encode(parked.body), parked.headers)
         try:
             work.key = key_of(services, parked.owner, "response")
             asked = replace(request.read(parked.body, token=token), reach=parked.reach)
             record = await self._record((parked.owner,), parked.id)
+        except DiskFailed:  # whether it is still to be made is not known
+            raise
         except TheirsError as error:  # by today's config it cannot be made: its record says that it failed
             _log.warning("response=%s is not made any more: %s", parked.id, error)
             return await self._stasis.leave(parked.id)
@@ -315,6 +366,8 @@ class ResponsesApi:
         response = record.response
         if (made := self._background.get(str(response["id"]))) is not None:
             response = await made.cancel()
+        elif record.was_unfinished and self._resuming is not None:
+            raise DiskFailed("the response waits for the disk, and cannot be cancelled before; make room")
         elif not response.get("background"):
             raise RequestError(
                 "only a response that is made in the background can be cancelled; close the connection"
@@ -356,7 +409,10 @@ class ResponsesApi:
         record = await self._services.shares.aside(lambda: _decode(content), len(content))
         if record.response.get("status") in _UNFINISHED:
             record.was_unfinished = True
-            record.response = restarted(record.response) if made is None else made.now()
+            if made is not None:
+                record.response = made.now()
+            elif self._resuming is None:
+                record.response = restarted(record.response)
         record.size = len(content)
         return record
 

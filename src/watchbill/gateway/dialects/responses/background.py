@@ -13,6 +13,7 @@ from typing import NamedTuple
 from watchbill.engines.upstream import Outgoing
 from watchbill.errors import (
     DeviceUnreadable,
+    DiskFailed,
     EngineFailed,
     InMaintenance,
     LaneFull,
@@ -39,7 +40,7 @@ __all__ = ["Background", "Prepare"]
 Prepared = tuple[Submission, Sender, ForcedCall | None]
 Prepare = Callable[[], Awaitable[Prepared]]
 #: Refusals that say only that this is not the time, for a response that was accepted before.
-_NOT_NOW = (LaneFull, Overloaded, InMaintenance, NoMemory, DeviceUnreadable)
+_NOT_NOW = (LaneFull, Overloaded, InMaintenance, NoMemory, DeviceUnreadable, DiskFailed)
 
 
 class Background:

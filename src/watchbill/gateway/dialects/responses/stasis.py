@@ -18,7 +18,6 @@ from typing import NamedTuple, cast
 from watchbill.catalog import Reach
 from watchbill.errors import DiskFailed, WatchbillError
 from watchbill.files.atomic import make_private_folder
-from watchbill.gateway.limits import RESPONSES_BACKGROUND_MAX
 from watchbill.gateway.request_context import RequestContext
 from watchbill.gateway.resume import Begun
 from watchbill.runtime.ticket import Submission
@@ -54,8 +53,11 @@ class Stasis:
     def __init__(self, folder: Path | None) -> None:
         self._folder = folder
         self._spool: AsyncSpool | None = None
-        self._items: dict[str, Item] = {}
-        self._turn = asyncio.Lock()  # what was enqueued last is the only one that waits
+        #: What has entered, by the response's id. None: it is on disk, and a full one does not show it yet.
+        self._items: dict[str, Item | None] = {}
+        self._left: set[str] = set()  # has left before the disk showed it
+        self._turn = asyncio.Lock()
+        self.is_read = folder is None  # all that an earlier daemon left was found
 
     async def enter(self, id: str, work: RequestContext, body: Fields, submission: Submission) -> None:
         """Writes a request down. On return it survives a power cut. Raises DiskFailed when it cannot be written.
@@ -74,9 +76,11 @@ class Stasis:
             "body": {"model": submission.model, **body},
         }
         pieces = [encode(event, EVENT_BYTES_MAX)] if lifted is None else lifted.written(event)
+        self._items[id] = None
         try:
             await self._replace(id, b"".join(pieces))
         except (WatchbillError, OSError) as error:
+            await self.leave(id)
             raise DiskFailed(
                 f"the request cannot be written down, so its response would not outlive the daemon: {error}; "
                 "make room, or ask for it without background"
@@ -84,37 +88,48 @@ class Stasis:
 
     async def note(self, id: str, begun: Begun) -> bool:
         """Writes down how far a response is. False for one that has not entered yet, or left."""
-        if id not in self._items:
+        item = self._items.get(id)
+        if item is None:
             return False
-        event = {**self._items[id].event, "said": begun.text, "tokens": begun.tokens}
+        event = {**item.event, "said": begun.text, "tokens": begun.tokens}
         with _logged(id):
             await self._replace(id, encode(event, EVENT_BYTES_MAX))
         return True
 
     async def leave(self, id: str) -> None:
         """Its response is kept, or is not wanted any more."""
-        item = self._items.pop(id, None)
-        if item is not None and self._spool is not None:
+        if id not in self._items:
+            return
+        item = self._items.pop(id)
+        if item is None:
+            self._left.add(id)
+        elif self._spool is not None:
             with _logged(id):
                 await self._drop(item)
 
     async def found(self) -> list[Parked]:
-        """What an earlier daemon left, each once, with the longest text that was written down."""
-        if self._folder is None or not self._folder.is_dir():
-            return []
+        """What an earlier daemon left, each once, with the longest text that was written down. Where the disk shows
+        only a part of it, `is_read` stays false, and a later call finds the rest."""
         found: dict[str, Parked] = {}
         with _logged("*"):
-            spool = await self._opened()
-            while len(found) < RESPONSES_BACKGROUND_MAX and (item := await spool.lease()) is not None:
-                parked = _parked(item)
-                if parked is None:
-                    await spool.poison(item, "no request of a response")
-                elif parked.id in found and len(parked.begun.text) <= len(found[parked.id].begun.text):
-                    await self._drop(item)  # it was killed between two notes
-                else:
-                    await self.leave(parked.id)
-                    found[parked.id], self._items[parked.id] = parked, item
+            if self._folder is not None and await asyncio.to_thread(self._folder.is_dir):
+                spool = await self._opened()
+                while (item := await spool.lease()) is not None:
+                    await self._sort(item, found)
+            self.is_read = True
         return list(found.values())
+
+    async def _sort(self, item: Item, found: dict[str, Parked]) -> None:
+        parked = _parked(item)
+        if parked is None:
+            await (await self._opened()).poison(item, "no request of a response")
+        elif parked.id in self._left or (parked.id in self._items and parked.id not in found):
+            await self._take(item)  # it is being made, or was
+        elif parked.id in found and len(parked.begun.text) <= len(found[parked.id].begun.text):
+            await self._drop(item)  # it was killed between two notes
+        else:
+            await self.leave(parked.id)
+            found[parked.id], self._items[parked.id] = parked, item
 
     async def close(self) -> None:
         """Leaves what is here to the next daemon."""
@@ -122,7 +137,8 @@ class Stasis:
             return
         for id, item in self._items.items():
             with _logged(id):
-                await self._spool.release(item)  # an orderly end uses up no attempt
+                if item is not None:
+                    await self._spool.release(item)  # an orderly end uses up no attempt
         self._items.clear()
         await self._spool.close()
         self._spool = None
@@ -131,13 +147,26 @@ class Stasis:
         if self._folder is None:
             return
         async with self._turn:
-            spool, before = await self._opened(), self._items.get(id)
+            spool = await self._opened()
             await spool.enqueue(line)
-            item = await spool.lease()
-            if item is not None:
-                self._items[str(item.event["id"])] = item
-            if before is not None:
+            if id not in self._items:
+                self._left.add(id)
+            elif (before := self._items[id]) is not None:
+                self._items[id] = None
                 await self._drop(before)
+            while self.is_read and (item := await spool.lease()) is not None:
+                await self._take(item)
+
+    async def _take(self, item: Item) -> None:
+        """Holds what was written down last of a request; a full disk may show it late."""
+        id = str(item.event.get("id"))
+        if id in self._left:
+            self._left.discard(id)
+            return await self._drop(item)
+        before, self._items[id] = self._items.get(id), item
+        if before is not None:
+            await self._drop(before)
+        return None
 
     async def _drop(self, item: Item) -> None:
         """Removes a request for good. One that a power cut brings back is dropped by the next daemon, because its

@@ -60,6 +60,7 @@ class _Entry:
     size: int
     used_s: float  # by the wall clock, as the file's time
     unwritten: bytes | None = None  # until the file is there
+    settled: asyncio.Event | None = None  # of those who wait for that
 
 
 @dataclass(slots=True)
@@ -127,6 +128,18 @@ class Store:
         else:
             self._submit(lambda: self._write(shelf.folder, id, entry))
         return True
+
+    async def is_written(self, owner: str, id: str) -> bool:
+        """Whether a response that was put is on the disk as it is now, so that a kill does not lose it."""
+        entry = (await self._shelf(owner)).entries.get(id)
+        return entry is not None and entry.unwritten is None
+
+    async def until_written(self, owner: str, id: str) -> None:
+        """Returns when a response is on the disk, or is not kept any more."""
+        shelf = await self._shelf(owner)
+        while (entry := shelf.entries.get(id)) is not None and entry.unwritten is not None:
+            entry.settled = entry.settled or asyncio.Event()
+            await entry.settled.wait()
 
     async def get(self, owner: str, id: str) -> bytes | None:
         """A response and its input as they were put; None where this owner has none of that id. Raises DiskFailed."""
@@ -199,6 +212,8 @@ class Store:
         if entry.unwritten is not None:
             self._unwritten -= entry.size
             entry.unwritten = None
+        if entry.settled is not None:
+            entry.settled.set()
 
     def _tend(self) -> None:
         if self._sweeping is None:
