@@ -717,6 +717,53 @@ def test_an_answer_reaches_a_task_whose_fan_out_runs_although_another_task_was_s
     assert sorted(map(str, accepted)) == ["each_1", "each_2"]
 
 
+def test_requests_about_more_batches_than_one_turn_reads_are_all_obeyed(rig: Rig) -> None:
+    """PLAN-07: they lay there when the coordinator started; one that has ended is kept until its request is read."""
+    batches = [f"b{number}" for number in range(fleet_limits.INBOX_PER_TURN_MAX + 4)]
+    for batch in batches:
+        rig.submit(batch, "p", "### a\n- **command**: `true`\n")
+    _work_on(rig, 0)
+    for batch in batches:
+        ask_to_reopen(rig.disk, Reopening("r1", batch, "p", ("a",)))
+    rig.brain = rig.new_brain(100)
+    _work_on(rig, 100)
+    assert os.listdir(rig.root / places.REFUSED) == os.listdir(rig.root / places.ACTIVE) == []
+    for batch in batches:
+        assert [entry["attempt"] for entry in rig.counted(batch) if entry["e"] == "accept"] == [1, 2]
+
+
+def test_requests_about_batches_that_have_ended_stop_no_other_batch_however_many_there_are(rig: Rig) -> None:
+    """PLAN-07, FLEET-08: each needs a new epoch, and the next one comes before that has made its first turn."""
+    ended = [f"e{number}" for number in range(6)]
+    for batch in ended:
+        rig.submit(batch, "other", "### a\n- **command**: `true`\n")
+    _work_on(rig, 0)
+    rig.submit("b1", "p", FAN_OUT.partition("### each")[0])
+    rig.brain.turn(10)
+    for now_ms, batch in enumerate(ended, 11):
+        for name, _ in rig.claim():
+            rig.report(name)
+        ask_to_reopen(rig.disk, Reopening("r1", batch, "other", ("a",)))
+        with pytest.raises(StartAnew):
+            rig.brain.turn(now_ms)
+        rig.brain = rig.new_brain(now_ms)
+    assert rig.counted("b1")[-1]["outcome"] == "complete"
+
+
+def test_a_cancel_behind_a_retry_of_a_batch_that_has_ended_is_obeyed_behind_it(rig: Rig) -> None:
+    """PLAN-07: the retry needs the next epoch; the cancel is not taken for one of a batch that has ended."""
+    rig.submit("b1", "p", "### a\n- **command**: `true`\n")
+    _work_on(rig, 0)
+    ask_to_reopen(rig.disk, Reopening("r1", "b1", "p", ("a",)))
+    ask_to_cancel(rig.disk, "b1")
+    with pytest.raises(StartAnew):
+        rig.brain.turn(100)
+    rig.brain = rig.new_brain(101)
+    rig.brain.turn(101)
+    assert [entry["e"] for entry in rig.counted("b1")][-2:] == ["cancel", "ended"]
+    assert os.listdir(rig.root / places.INBOX) == []
+
+
 def test_a_batch_that_is_reopened_is_shown_before_its_former_fan_out_is_taken_back(rig: Rig) -> None:
     """FLEET-09: a coordinator may die with only the first of these lines on the disk, and people look meanwhile."""
     rig.submit("b1", "p", FAN_OUT)

@@ -62,7 +62,7 @@ AGENT_HOLD_MS = 300_000
 ACCUSATIONS_MAX = 1_000
 #: A shared folder with less room than this counts as full.
 ROOM_BYTES_MIN = 65_536
-#: Submitted plans that are opened, and signals that are read, in one turn.
+#: Files of the inbox that are obeyed, and signals that are read, in one turn.
 INBOX_PER_TURN_MAX = 16
 SIGNALS_MAX = 1_000
 #: How long a signal that names no task is left: its writer may not be done.

@@ -58,7 +58,9 @@ class Inbox:
         self._disk = disk
         self._active = active
         self._acts = acts
-        self._known: set[str] = set()  # requests that were here when the epoch began
+        self._known: dict[str, str] = {}  # requests that were here when the epoch began -> their batches
+        self.asked_about: set[str] = set()  # batches of such requests that were not read yet
+        self.needs_anew: set[str] = set()  # batches that only the next epoch can take up
         self.active: dict[str, set[str]] = {}  # batches that have not ended -> the files that say so
 
     # ------------------------------------------------------------ at the start of an epoch
@@ -80,8 +82,8 @@ class Inbox:
             content = self._disk.read(f"{folder}/{name}", limits.FLEET_FILE_BYTES_MAX * 4)
             if kind not in (_Kind.REOPEN, _Kind.APPROVE):
                 return ExecutePlan.decode(content)
-            self._known.add(name)
             request = (Reopening if kind is _Kind.REOPEN else Answer).decode(content)
+            self._known[name] = request.batch
             return ExecutePlan(request.batch, request.plan, {})
         except (FileNotFoundError, NotAFile, OursError):
             return None
@@ -89,13 +91,15 @@ class Inbox:
     # ------------------------------------------------------------ in each turn
 
     def read(self, now_ms: int) -> bool:
-        """Obey what lies here; True where more lies here than fits into one turn. Raises StartAnew where only the next
-        epoch can."""
+        """Obey what lies here; True where more lies here than fits into one turn. What only the next epoch can obey is
+        left to it."""
         listed = self._disk.names(places.INBOX)
         files = sorted(
             (_URGENCY[kind], name, kind) for name in listed if (kind := _kind_of(name)) is not None
         )
         has_more = len(files) > limits.INBOX_PER_TURN_MAX
+        rest = (name for _, name, _ in files[limits.INBOX_PER_TURN_MAX :])
+        self.asked_about = {self._known[name] for name in rest if name in self._known}
         for _, name, kind in files[: limits.INBOX_PER_TURN_MAX]:
             batch = name.removesuffix(f".{kind.value}")
             cancel = f"{batch}.{_Kind.CANCEL.value}"
@@ -106,6 +110,8 @@ class Inbox:
                 self._acts.remove(f"{places.INBOX}/{cancel}")
             elif kind is not _Kind.CANCEL:
                 self._obey(name, kind, now_ms)
+            elif batch in self.needs_anew:
+                continue  # it is about what the next epoch takes up
             elif f"{batch}.{_Kind.PLAN.value}" not in listed:
                 self._cancel(batch, name, now_ms)
             else:  # its plan is opened in this turn, unless its journal cannot be read
@@ -167,16 +173,19 @@ class Inbox:
     def _reopen(self, name: str, request: Reopening, now_ms: int) -> None:
         """Go on with a batch. One that has ended is taken up by the next epoch, when it starts."""
         ledger = self._to_go_on(name, request.batch)
+        if ledger is None:
+            return
         if request.id not in ledger.requests:
             self._reopen_now(ledger, request, now_ms)
         self._show_active_later(ledger, name)
 
-    def _to_go_on(self, name: str, batch: str) -> Ledger:
-        """The batch that a request is about. Raises StartAnew where the next epoch has to take it up, and OursError."""
+    def _to_go_on(self, name: str, batch: str) -> Ledger | None:
+        """The batch that a request is about; None where the next epoch has to take it up. Raises OursError."""
         self._active.at = batch
         found = self._active.batches.get(batch)
         if found is None and name not in self._known:
-            raise StartAnew
+            self.needs_anew.add(batch)
+            return None
         if found is None or not found.ledger.is_open:
             why = self._active.left_alone.get(batch, "no such batch was opened")
             raise OursError(f"{batch} cannot go on: {why}")
@@ -196,6 +205,8 @@ class Inbox:
     def _answer(self, name: str, given: Answer, now_ms: int) -> None:
         """Obey a person's answer about tasks that wait for one."""
         ledger = self._to_go_on(name, given.batch)
+        if ledger is None:
+            return
         lasts = [(task, ledger.state(task).last) for task in given.tasks if task in ledger]
         asked = [question_of(ledger, task) for task, _ in lasts]
         for entry in entries_of(ledger, given):

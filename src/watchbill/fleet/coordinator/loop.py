@@ -25,7 +25,7 @@ from watchbill.fleet.coordinator.active import ActiveBatches, Fanout, Offer
 from watchbill.fleet.coordinator.acts import Acts
 from watchbill.fleet.coordinator.heating import Heating
 from watchbill.fleet.coordinator.holding import Holding
-from watchbill.fleet.coordinator.inbox import Inbox
+from watchbill.fleet.coordinator.inbox import Inbox, StartAnew
 from watchbill.fleet.coordinator.judging import Judging
 from watchbill.fleet.coordinator.opening import expansion, read_manifest
 from watchbill.fleet.coordinator.watchers import Held, Ladder, Step, Stranded
@@ -224,7 +224,8 @@ class Coordinator:
     # ------------------------------------------------------------ a turn
 
     def turn(self, now_ms: int) -> Turn:
-        """Read, decide, append, look, act. Raises Superseded and OSError: then this coordinator has ended."""
+        """Read, decide, append, look, act. Raises Superseded and OSError, and StartAnew behind what it did where the
+        next epoch has to go on: then this coordinator has ended."""
         self._active.at = ""
         epochs.refuse_if_superseded(self._disk, self.epoch)
         if now_ms >= self._beat_at_ms:
@@ -247,6 +248,8 @@ class Coordinator:
         self._draw(now_ms)
         has_more |= any(fanout.not_before_ms <= now_ms for fanout in self._active.fanouts.values())
         written = self._finish(now_ms)
+        if self._inbox.needs_anew:
+            raise StartAnew  # not before: who asks again and again would stop everything else
         return Turn(
             written, self._dropped, self._active.lineup.next_at_ms, len(self._active.batches), has_more,
             may_gather=self._active.out.total() > 2 * max(1, self._crowd.slots),
@@ -449,7 +452,7 @@ class Coordinator:
             if batch.may_have_ended and ledger.outcome is None and ledger.is_settled:
                 self._active.decide(name, Ended(summary_of(ledger, 0).outcome), now_ms)
             batch.may_have_ended = False
-            if ledger.outcome is not None:
+            if ledger.outcome is not None and name not in self._inbox.asked_about:
                 self._acts.later(lambda name=name: self._close_batch(name))
 
     def _close_batch(self, name: str) -> None:
