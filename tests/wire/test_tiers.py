@@ -391,6 +391,39 @@ async def test_what_waits_for_a_model_that_became_private_does_not_leave(tmp_pat
             first.cancel()
 
 
+async def test_a_machine_is_told_that_work_became_private_while_it_waited(tmp_path: Path) -> None:
+    """SPOOL-10: the machine was not told, and as a Watchbill with an external tier it might have sent it on."""
+    gate, chats = asyncio.Event(), list[Asked]()
+
+    async def patient(asked: Asked, writer: asyncio.StreamWriter) -> None:
+        if asked.path == "/v1/chat/completions":
+            chats.append(asked)
+            await gate.wait()
+        await HELLO(asked, writer)
+
+    async with peer_listening(patient) as peer:
+        text = f"""{SMALL_MODEL}[tiers.box]
+kind = "burst"
+url = "http://127.0.0.1:{peer.port}"
+models = ["big"]
+start = "true"
+stop = "true"
+concurrency = 1
+[lanes.quiet]
+private = PRIVATE
+"""
+        async with opened(tmp_path, text.replace("PRIVATE", "false")) as (client, driver):
+            first = asyncio.create_task(ask(client, "big"))
+            await eventually(lambda: chats)
+            second = asyncio.create_task(ask(client, "big", X_Watchbill_Lane="quiet"))
+            await eventually(lambda: any(r["state"] == "waiting" for r in driver.requests()))
+            await driver.reload(catalog(text.replace("PRIVATE", "true")))
+            gate.set()
+            for answer in (await within(20, first), await within(20, second)):
+                assert answer.status == 200, answer.body
+            assert [asked.headers.get("x-watchbill-private") for asked in chats] == [None, "1"]
+
+
 async def test_private_work_that_waits_for_a_machine_does_not_follow_its_model_to_an_external_tier(
     tmp_path: Path,
 ) -> None:
@@ -497,6 +530,65 @@ async def test_a_clock_that_is_put_back_over_midnight_forgets_nothing(tmp_path: 
     days.append("2026-01-02")
     assert spent.spent("cloud") == 1.0
     await spent.close()
+
+
+async def test_a_clock_that_is_set_to_a_day_of_a_former_daemon_forgets_nothing(tmp_path: Path) -> None:
+    """SPOOL-09: a machine without a clock of its own starts in the past, and its clock is set a moment later. What a
+    daemon had spent before on that day did not count."""
+    days = ["2026-01-02"]
+    former = Spending(tmp_path, lambda: days[-1])
+    await former.start()
+    await former.reserve("cloud", 3.0)
+    await former.close()
+    days.append("2026-01-01")
+    spent = Spending(tmp_path, lambda: days[-1])
+    await spent.start()
+    early = await spent.reserve("cloud", 0.5)
+    days.append("2026-01-02")
+    spent.settle(early, 0.25)  # counts on both days
+    await spent.know_today()
+    assert spent.spent("cloud") == 3.25
+    await spent.reserve("cloud", 1.0)
+    days.append("2026-01-01")
+    assert spent.spent("cloud") == 0.5
+    days.append("2026-01-02")
+    assert spent.spent("cloud") == 4.25
+    await spent.close()
+
+
+async def test_a_clock_that_is_far_ahead_removes_nothing_that_was_spent_today(tmp_path: Path) -> None:
+    """SPOOL-09: a daemon whose clock stood in the next year for a moment took all amounts for old ones."""
+    days = ["2026-01-02"]
+    for day in ("2026-01-02", "2027-01-02"):
+        days.append(day)
+        spent = Spending(tmp_path, lambda: days[-1])
+        await spent.start()
+        await spent.reserve("cloud", 3.0)
+        await spent.close()
+    days.append("2026-01-02")
+    spent = Spending(tmp_path, lambda: days[-1])
+    await spent.start()
+    assert spent.spent("cloud") == 3.0
+    await spent.close()
+
+
+async def test_a_tier_stays_closed_when_the_clock_is_set_to_a_day_that_is_spent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SPOOL-09: the limit of a day was spent twice: before a restart, and after it with a clock that was late."""
+    ahead_s = [0.0]
+    monkeypatch.setattr(spending, "_clock", lambda: 1_767_355_200 + ahead_s[-1])
+    async with peer_listening(HELLO) as peer:
+        text = cloud(peer, daily=0.11)
+        async with opened(tmp_path, text) as (client, driver):
+            await driver.tiers._spending.reserve("cloud", 0.105)  # pyright: ignore[reportPrivateUsage]
+        ahead_s.append(-86_400)
+        async with opened(tmp_path, text) as (client, driver):
+            assert (await ask(client, "far")).status == 200
+            ahead_s.append(0.0)
+            answer = await ask(client, "far")
+            assert (answer.status, answer.code) == (503, "tier_closed"), answer.body
+            assert len(peer.asked) == 1
 
 
 async def test_a_reservation_of_a_daemon_that_was_killed_counts(tmp_path: Path) -> None:

@@ -14,7 +14,16 @@ from watchbill.core.model_state import ModelState
 from watchbill.core.reasons import Bar
 from watchbill.core.state import Closing, State
 
-__all__ = ["Bar", "bar_of", "bar_text", "closing_of", "in_order", "is_out_of_reach", "is_spent_out"]
+__all__ = [
+    "Bar",
+    "bar_of",
+    "bar_text",
+    "closing_of",
+    "in_order",
+    "is_out_of_reach",
+    "is_private",
+    "is_spent_out",
+]
 
 
 _TEXTS = {
@@ -46,14 +55,24 @@ def bar_of(state: State, model: ModelState, request: Request) -> Bar | None:
         return None
     if request.reach > _REACHED[spec.where]:
         return Bar.HERE if request.reach is Reach.HERE else Bar.PRIVATE
-    if spec.where is Tier.EXTERNAL and (spec.private or state.catalog.lane_for(request.lane).private):
-        return Bar.PRIVATE  # as the config says now: it may have changed while the request waited
+    if spec.where is Tier.EXTERNAL and is_private(state, model, request):
+        return Bar.PRIVATE
     rules = state.catalog.tiers.get(spec.site)
     if rules is not None and not rules.enabled:
         return Bar.OFF
     if (closing := closing_of(state, model)) is not None:
         return closing.bar
     return Bar.FAILED if spec.site in request.failed_at else None
+
+
+def is_private(state: State, model: ModelState, request: Request) -> bool:
+    """Whether a request counts as private at this model: by its marks, or as the config says now, which may be another
+    one than when it came."""
+    return (
+        request.reach is not Reach.ANYWHERE
+        or model.spec.private
+        or state.catalog.lane_for(request.lane).private
+    )
 
 
 def is_out_of_reach(state: State, model: ModelState, request: Request) -> bool:

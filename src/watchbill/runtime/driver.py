@@ -20,7 +20,9 @@ from watchbill.catalog import Catalog, Lane, Model, Reach, Tier
 from watchbill.core import messages as m
 from watchbill.core.forecast import can_forecast
 from watchbill.core.machine import Machine
+from watchbill.core.model_state import ModelState
 from watchbill.core.reasons import BecameWarm
+from watchbill.core.routing import is_private
 from watchbill.core.stages import ModelStatus, Stage
 from watchbill.engines.base import Endpoint
 from watchbill.errors import TheirsError
@@ -576,13 +578,14 @@ class Driver:
         request, now = ticket.request, self._turned_at
         waited = now - request.arrived_at
         loaded = self._load_share(action.model, request.arrived_at) if waited else 0
-        spec = self._core.state.models[action.model].spec
+        model = self._core.state.models[action.model]
+        spec = model.spec
         self._tally.started(
             request.lane, waited, ticket.forecast_ms, spec.where if spec.site is None else None
         )
         endpoint, tier, site = warm.endpoint, spec.where, spec.site
         if tier is not Tier.LOCAL:
-            endpoint = self._told(endpoint, tier, ticket)
+            endpoint = self._told(endpoint, model, ticket)
         ticket.begin(
             Start(
                 action.model, endpoint, action.attempt, waited, loaded, action.companions, tier, site, spec.requests
@@ -590,12 +593,13 @@ class Driver:
             now,
         )  # fmt: skip
 
-    def _told(self, endpoint: Endpoint, tier: Tier, ticket: Ticket) -> Endpoint:
+    def _told(self, endpoint: Endpoint, model: ModelState, ticket: Ticket) -> Endpoint:
         """Where to send a request, with what the machine there has to know of it: it may be a Watchbill with tiers of
         its own, and one of them this machine. A leased request is never passed on."""
-        is_private = tier is not Tier.EXTERNAL and ticket.request.reach is not _ANYWHERE
+        tier = model.spec.where
+        told = tier is not Tier.EXTERNAL and is_private(self._core.state, model, ticket.request)
         passed = () if tier is Tier.PEER else (*ticket.passed, self._mark)
-        return replace(endpoint, private=is_private, passed=passed)
+        return replace(endpoint, private=told, passed=passed)
 
     def sent(self, tier: Tier, /) -> None:
         """Counts a request that was sent to another machine."""

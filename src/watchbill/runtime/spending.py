@@ -6,6 +6,10 @@ A request that costs money is reserved with what it may cost before it is sent, 
 did cost afterwards. The reservation is on stable storage before the request leaves: a daemon that is killed, or a
 power cut, can only make the sum too large. A day is a day of UTC. An answer that runs over midnight counts on both.
 
+The clock may be set to any day, also to one on which a former daemon spent: the files of that day are read before the
+first amount of this daemon is reserved there. Nor does the clock say which files are old: those of the latest days are
+kept.
+
 Nothing here blocks the event loop: one thread owns the files.
 """
 
@@ -16,6 +20,7 @@ import os
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar, TypeVarTuple, Unpack
 
@@ -64,6 +69,14 @@ class Reserved(msgspec.Struct, frozen=True):
     day: str
 
 
+@dataclass(slots=True)
+class _Day:
+    """What was spent on a day."""
+
+    sums: dict[str, float] = field(default_factory=dict[str, float])  # of each site, reservations included
+    is_read: bool = False  # what former daemons spent is among it
+
+
 class Spending:
     """The spending of one root. Lives on the event loop."""
 
@@ -72,26 +85,36 @@ class Spending:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="spending")
         self._prefix, self._numbers = os.urandom(4).hex(), itertools.count(1)
         self._day = ""
-        self._sums: dict[str, float] = {}
-        #: The sums of other days: a clock that is put back over midnight must not begin a day anew.
-        self._other_days: dict[str, dict[str, float]] = {}
+        #: Also of other days: a clock that is put back over midnight must not begin a day anew.
+        self._days: dict[str, _Day] = {}
+        self._reading = asyncio.Lock()
         self._log: CheckedLog | None = None  # of the thread
         self._log_day = ""
 
     async def start(self) -> None:
         """Reads what was spent today. Raises OSError when that cannot be read."""
-        day = self._today()
-        self._day, self._sums = day, await self._do(self._read, day)
+        await self.know_today()
 
     async def close(self) -> None:
         """Writes what waits, and ends the thread."""
         await self._do(self._close)
         self._thread.shutdown(wait=False)
 
+    async def know_today(self) -> None:
+        """Reads what former daemons spent today, if the clock has come to a day that is not read yet. Raises OSError
+        when that cannot be read."""
+        while not self._turn_day().is_read:
+            async with self._reading:
+                name, day = self._day, self._turn_day()
+                if day.is_read or name != self._day:
+                    continue
+                for site, amount in (await self._do(self._read, name)).items():
+                    day.sums[site] = day.sums.get(site, 0.0) + amount
+                day.is_read = True
+
     def spent(self, site: str) -> float:
-        """What a site cost today, reservations included."""
-        self._turn_day()
-        return self._sums.get(site, 0.0)
+        """What a site cost today, reservations included, as far as the day is known."""
+        return self._turn_day().sums.get(site, 0.0)
 
     async def reserve(self, site: str, amount: float) -> Reserved:
         """Counts an amount; on return it is on stable storage. Raises OSError: then it is not counted."""
@@ -129,16 +152,18 @@ class Spending:
         """Counts an amount that was not reserved: time that a machine ran."""
         self.settle(self.open(site), amount)
 
-    def _turn_day(self) -> None:
-        day = self._today()
-        if day != self._day:
-            self._other_days[self._day] = self._sums
-            while len(self._other_days) > SPENDING_DAYS_KEPT:
-                del self._other_days[min(self._other_days)]
-            self._day, self._sums = day, self._other_days.pop(day, {})
+    def _turn_day(self) -> _Day:
+        name = self._today()
+        if name != self._day:
+            self._day = name
+            self._days[name] = self._days.pop(name, None) or _Day()  # the last one is the latest in use
+            while len(self._days) > SPENDING_DAYS_KEPT:
+                del self._days[next(iter(self._days))]
+        return self._days[name]
 
     def _add(self, site: str, amount: float) -> None:
-        self._sums[site] = max(0.0, self._sums.get(site, 0.0) + amount)
+        sums = self._days[self._day].sums
+        sums[site] = max(0.0, sums.get(site, 0.0) + amount)
 
     async def _do(self, work: Callable[[Unpack[_Args]], _T], *args: *_Args) -> _T:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work, *args)
@@ -146,6 +171,7 @@ class Spending:
     # ------------------------------------------------------------------ the thread
 
     def _read(self, day: str) -> dict[str, float]:
+        """The sums of a day without the amounts of this daemon, which are counted already."""
         make_folder(self._folder)
         self._forget_old()
         last: dict[str, _Line] = {}
@@ -153,16 +179,17 @@ class Spending:
             reader = LineReader(path)
             while reader.offset < SPENDING_BYTES_MAX and (payloads := reader.read()):
                 lines = (msgspec.json.decode(payload, type=_Line) for payload in payloads)
-                last |= {line.id: line for line in lines}
+                last |= {line.id: line for line in lines if not line.id.startswith(self._prefix)}
         sums: dict[str, float] = {}
         for line in last.values():
             sums[line.site] = sums.get(line.site, 0.0) + line.amount
         return sums
 
     def _forget_old(self) -> None:
-        oldest = time.strftime("%Y-%m-%d", time.gmtime(time.time() - SPENDING_DAYS_KEPT * _DAY_S))
-        for path in self._folder.glob("*.log"):
-            if path.name[: len(oldest)] < oldest:
+        paths = list(self._folder.glob("*.log"))
+        kept = sorted({_day_of(path) for path in paths})[-SPENDING_DAYS_KEPT:]
+        for path in paths:
+            if _day_of(path) not in kept:
                 path.unlink(missing_ok=True)
 
     def _write(self, day: str, line: _Line) -> None:
@@ -177,6 +204,10 @@ class Spending:
         if self._log is not None:
             self._log.close()
             self._log = None
+
+
+def _day_of(path: Path) -> str:
+    return path.name.partition(".")[0]
 
 
 def _tell(done: Future[None]) -> None:

@@ -144,6 +144,11 @@ class Tiers:
         rules = self._rules.get(site)
         if rules is None or self._task is None:
             raise TierClosed(f"the tier {site} is no longer in the config")
+        try:
+            await self._spending.know_today()
+        except OSError as error:
+            text = f"what the tier {site} has cost today cannot be read: {error.strerror}"
+            raise TierClosed(text, retry_after_ms=TIER_BUSY_MS) from error
         if rules.daily is not None:
             if amount > rules.daily:
                 text = f"it may cost {amount:.4g}, and the tier {site} may cost {rules.daily:g} a day"
@@ -219,6 +224,10 @@ class Tiers:
         while True:
             await asyncio.sleep(TIER_CHARGE_MS / 1000)
             self._charge_time()
+            try:
+                await self._spending.know_today()
+            except OSError:  # the next request is told so; nothing opens before the day is known
+                continue
             self._review()
 
     def _charge_time(self) -> None:
