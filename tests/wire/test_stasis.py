@@ -88,6 +88,20 @@ async def test_a_response_that_waits_is_made_by_the_next_daemon(tmp_path: Path) 
     assert (tmp_path / "stasis").stat().st_mode & 0o077 == 0
 
 
+async def test_an_answer_that_comes_at_once_is_accepted(tmp_path: Path) -> None:
+    """RES-12: the answer was there before the request was on the disk, and its caller was told that the disk refuses
+    it."""
+    async with daemon(tmp_path) as (opened, client):
+        for _ in range(20):
+            made = await client.responses.create(model="a", input="hi", background=True)
+            assert (await until(client, made.id, "completed")).output_text == "hello there"
+        assert len(opened.peer.asked) == 20
+    assert waiting(tmp_path) == 0
+    async with daemon(tmp_path) as (opened, client):
+        assert (await client.responses.retrieve(made.id)).output_text == "hello there"
+        assert opened.peer.asked == []
+
+
 async def test_an_answer_goes_on_from_the_words_that_the_last_daemon_had(tmp_path: Path) -> None:
     """RES-12: the text so far is on disk; the engine continues it, and the caller sees one answer."""
     async with daemon(tmp_path, endless) as (_, client):

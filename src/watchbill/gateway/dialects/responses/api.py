@@ -265,9 +265,10 @@ class ResponsesApi:
         Its record comes first: the next daemon takes a request without one for a response that was deleted."""
         try:
             await self._put(work, asked, made.now(), durable=True)
-            if asked.id not in self._background:
-                return
-            if not await self._store.is_written(work.owner, asked.id):
+            is_written = await self._store.is_written(work.owner, asked.id)
+            if made.has_ended:  # its last record takes the place of this one: nothing is left to be made again
+                return await made.kept()
+            if not is_written:
                 raise DiskFailed(
                     "the response cannot be kept, so it would not outlive the daemon: the disk refuses it, or it has "
                     f"more than {RESPONSE_BYTES_MAX} bytes; make room, or ask for it without background"
@@ -277,6 +278,7 @@ class ResponsesApi:
             await made.cancel()
             await self._store.delete(work.owner, asked.id)
             raise
+        return None
 
     def _begin(self, work: RequestContext, asked: Asked, begun: Begun | None = None) -> Background:
         async def keep(final: Fields) -> None:

@@ -91,6 +91,15 @@ class Background:
         """Makes it to its end for an earlier daemon, which accepted it: what is refused for now is tried again."""
         self._task = asyncio.get_running_loop().create_task(self._make(prepare, again=True), name="response")
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether it is what it has become, whether or not that is kept already."""
+        return self._final is not None
+
+    async def kept(self) -> None:
+        """Waits until what it has become is kept, for a bounded time."""
+        await self._end()
+
     async def park(self) -> None:
         """Waits for its end at a shutdown; what has not ended is left to the next daemon."""
         self._is_parked = True
