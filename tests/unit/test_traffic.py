@@ -3,11 +3,12 @@
 from pathlib import Path
 
 import pytest
+from msgspec import Raw
 
 from support.eventually import wait_until
 from watchbill.catalog import Catalog, Device, EngineRules, Lane, Model
 from watchbill.errors import ConfigError
-from watchbill.runtime.limits import TRAFFIC_BUFFER_BYTES_MAX, TRAFFIC_FILES_KEPT
+from watchbill.runtime.limits import TRAFFIC_FILES_KEPT, TRAFFIC_WAITING_MAX
 from watchbill.runtime.recorder import LoadLine, Recorder
 from watchbill.runtime.traffic import Traffic, traffic_files
 from watchbill.simulate.recent import HOUR_MS, read_recent
@@ -15,7 +16,7 @@ from watchbill.simulate.recent import HOUR_MS, read_recent
 GB = 10**9
 REQUEST = (
     '{"kind":"request","at_ms":%d,"model":"%s","lane":"chat","work_class":"interactive","waited_ms":5,'
-    '"forecast_ms":0,"service_ms":9,"outcome":"ok"}\n'
+    '"forecast_ms":0,"service_ms":9,"outcome":"ok"}'
 )
 CATALOG = Catalog(
     {"ram": Device("ram")},
@@ -25,12 +26,14 @@ CATALOG = Catalog(
 )
 
 
-def head(wall_ms: int) -> bytes:
-    return b'{"kind":"machine","at_ms":0,"devices":{"ram":{"capacity":9,"free":8}},"wall_ms":%d}\n' % wall_ms
+def head(wall_ms: int) -> Raw:
+    return Raw(
+        b'{"kind":"machine","at_ms":0,"devices":{"ram":{"capacity":9,"free":8}},"wall_ms":%d}' % wall_ms
+    )
 
 
-def asked(at_ms: int, model: str = "one") -> bytes:
-    return (REQUEST % (at_ms, model)).encode()
+def asked(at_ms: int, model: str = "one") -> Raw:
+    return Raw((REQUEST % (at_ms, model)).encode())
 
 
 def test_requests_of_an_earlier_daemon_are_found_at_their_time(tmp_path: Path) -> None:
@@ -74,7 +77,7 @@ def test_files_are_bounded_and_each_says_when_it_began(tmp_path: Path) -> None:
 
 
 def test_a_cut_line_and_a_foreign_file_harm_nothing(tmp_path: Path) -> None:
-    (tmp_path / "000007.jsonl").write_bytes(head(1) + asked(5)[:40])
+    (tmp_path / "000007.jsonl").write_bytes(bytes(head(1)) + b"\n" + bytes(asked(5))[:40])
     (tmp_path / "notes.txt").write_text("not ours")
     traffic = Traffic(tmp_path)
     traffic.begin(head(1))
@@ -88,11 +91,11 @@ def test_a_disk_that_refuses_costs_nothing_but_the_lines(tmp_path: Path) -> None
     (tmp_path / "traffic").write_text("a file where the folder should be")
     said: list[str] = []
     traffic = Traffic(tmp_path / "traffic", warn=said.append)
-    traffic.take(b"x" * (TRAFFIC_BUFFER_BYTES_MAX - 1) + b"\n")
-    traffic.take(b"one too many\n")
-    assert traffic.lines_dropped == 1
-    wait_until(lambda: traffic.lines_dropped == 2)
-    traffic.take(b"again\n")
+    for number in range(4 * TRAFFIC_WAITING_MAX):
+        traffic.take(asked(number))
+    assert traffic.lines_dropped >= TRAFFIC_WAITING_MAX  # the thread may have taken some meanwhile
+    wait_until(lambda: traffic.lines_dropped == 4 * TRAFFIC_WAITING_MAX)
+    traffic.take(asked(1))
     traffic.close()
     assert len(said) == 1 and "traffic" in said[0]
 

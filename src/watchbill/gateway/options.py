@@ -127,8 +127,9 @@ RANGES: dict[str, Range] = {
 
 def check_ranges(body: Mapping[str, object], ranges: Mapping[str, Range] = RANGES) -> None:
     """Raises RequestError for a known number that is out of its range, or no number at all."""
-    for name, value in body.items():
-        if name in ranges and value is not None and not ranges[name].fits(value):
+    for name in filter(ranges.__contains__, body):
+        value = body[name]
+        if value is not None and not ranges[name].fits(value):
             raise RequestError(f"{name} must be {ranges[name]}")
 
 

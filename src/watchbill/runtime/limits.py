@@ -18,7 +18,9 @@ TRACE_FLUSH_MS = 1_000
 #: The traffic of the last day: a request takes some 180 bytes, so that these files hold about 180,000.
 TRAFFIC_FILE_BYTES_MAX = 4 * 2**20
 TRAFFIC_FILES_KEPT = 8
-TRAFFIC_BUFFER_BYTES_MAX = 2**20
+#: Lines that wait for the disk, and how many of them are encoded in one go, while which nothing else runs.
+TRAFFIC_WAITING_MAX = 8_192
+TRAFFIC_AT_ONCE = 256
 TRAFFIC_CLOSE_MS = 2_000
 TRAFFIC_HOURS = 24
 #: A simulation that the page asks for: the time and size of its answer.

@@ -51,7 +51,7 @@ class LoadLine(msgspec.Struct, frozen=True, tag_field="kind", tag="load"):
     memory: dict[str, int]
 
 
-class RequestLine(msgspec.Struct, frozen=True, tag_field="kind", tag="request", omit_defaults=True):
+class RequestLine(msgspec.Struct, frozen=True, gc=False, tag_field="kind", tag="request", omit_defaults=True):
     """A request came at `at_ms` and has ended."""
 
     at_ms: int
@@ -83,8 +83,9 @@ class Recorder:
         line = MachineLine(now - self._began, lines)
         if self._traffic is not None:
             wall_ms = round(time.time() * 1000) - line.at_ms
-            self._traffic.begin(self._encode(msgspec.structs.replace(line, wall_ms=wall_ms)) + b"\n")
-        self._write_file(self._encode(line) + b"\n", now)
+            self._traffic.begin(msgspec.structs.replace(line, wall_ms=wall_ms))
+        if self._file is not None:
+            self._write_file(self._file, line, now)
 
     def loaded(self, model: str, ms: int, memory: Mapping[str, int], now: int) -> None:
         """Writes a load."""
@@ -107,18 +108,16 @@ class Recorder:
         self._write(line, now)
 
     def _write(self, line: LoadLine | RequestLine, now: int) -> None:
-        text = self._encode(line) + b"\n"
         if self._traffic is not None:
-            self._traffic.take(text)
-        self._write_file(text, now)
+            self._traffic.take(line)
+        if self._file is not None:
+            self._write_file(self._file, line, now)
 
-    def _write_file(self, text: bytes, now: int) -> None:
-        if self._file is None:
-            return
-        self._lines += text
+    def _write_file(self, file: FileIO, line: msgspec.Struct, now: int) -> None:
+        self._lines += self._encode(line) + b"\n"
         if now - self._flushed >= TRACE_FLUSH_MS:
             self._flushed = now
-            self._flush(self._file)
+            self._flush(file)
 
     def _flush(self, file: FileIO) -> None:
         try:

@@ -8,6 +8,7 @@ Answers are complete (`Response`) or sent in pieces (`Stream`). `Answer` owns ho
 """
 
 import asyncio
+import re
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
@@ -149,18 +150,38 @@ class Request:
         return taken
 
 
-#: Header names as sent, and in lower case: clients send the same few dozen.
-_names: dict[bytes, str] = {}
-_NAMES_MAX = 512
+#: Bytes of a header's name and value together, up to which it is remembered.
+_KNOWN_BYTES_MAX = 128
+_KNOWN_MAX = 1024
+#: Parts of the names of headers that hold secrets, which are never remembered.
+_SECRET = re.compile("auth|cookie|key|token|secret|protocol")
+
+
+class _Known(dict[tuple[bytes, bytes], tuple[str, str]]):
+    """Headers as they are sent -> their lower-case names and their texts: clients send the same few dozen."""
+
+    def __missing__(self, sent: tuple[bytes, bytes]) -> tuple[str, str]:
+        """Raises RequestError for a header that is too long; what is known already is short."""
+        name, value = sent
+        if len(value) > REQUEST_HEADER_BYTES_MAX:
+            raise _no_request("a header is too long")
+        header = name.decode("latin-1").lower(), value.decode("utf-8", "surrogateescape")
+        if len(name) + len(value) <= _KNOWN_BYTES_MAX and _SECRET.search(header[0]) is None:
+            if len(self) >= _KNOWN_MAX:
+                self.clear()
+            self[sent] = header
+        return header
+
+
+_known = _Known()
 _VERSIONS = frozenset({"1.1", "1.0"})
-_NAME_BYTES_MAX = 64
 
 
 class RequestParser:
     """Makes requests of one connection's bytes, and holds them in the order in which they came."""
 
     __slots__ = (
-        "_head_bytes", "_header_count", "_headers", "_line", "_parser", "_proposal", "_target", "_wants_websocket",
+        "_head_bytes", "_line", "_parser", "_proposal", "_sent", "_target", "_wants_websocket",
         "failure", "heads", "held", "receiving", "requests",
     )  # fmt: skip
 
@@ -168,11 +189,10 @@ class RequestParser:
         self._line = line
         self._parser = httptools.HttpRequestParser(self)
         self._target = b""
-        self._headers: dict[str, str] = {}  # of the head that is being received, or trailers
+        self._sent: list[tuple[bytes, bytes]] = []  # headers of the head that is being received, or trailers
         self._wants_websocket = False  # the request that is parsed again
         self._proposal: dict[str, str] = {}  # the headers of a request that asks for another protocol
         self._head_bytes = 0  # received since the last complete head or piece of a body
-        self._header_count = 0  # of the head that is being received, repeated ones included, or trailers
         self.requests: deque[Request] = deque()  # not answered yet
         self.receiving: Request | None = None  # its body is incomplete
         self.heads = 0  # complete heads so far
@@ -196,7 +216,10 @@ class RequestParser:
             self._stay(data[cast("int", upgrade.args[0]) :])
         except httptools.HttpParserError as error:
             cause = error.__context__
+            self._check_unfinished()
             self.fail(cause if isinstance(cause, TheirsError) else _no_request(str(error)))
+        if self._sent:
+            self._check_unfinished()
         if self._head_bytes > REQUEST_HEAD_BYTES_MAX:
             self.fail(_no_request("its head, or its trailers, are too long"))
 
@@ -206,6 +229,13 @@ class RequestParser:
             self.failure = error
             if self.receiving is not None:
                 self.receiving.failure = error
+
+    def _check_unfinished(self) -> None:
+        """Fails if the headers that came so far, of a head that is not complete, exceed a bound."""
+        try:
+            _texts(self._sent)
+        except RequestError as error:
+            self.fail(error)
 
     def close(self) -> None:
         """Drops everything after the connection has ended, also the parser, which refers back to this one."""
@@ -237,26 +267,15 @@ class RequestParser:
             raise _no_request("its address is too long")
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """One header, or one trailer, which is ignored. The values of a repeated header are joined by a comma."""
-        headers, key = self._headers, _names.get(name) or _name(name)
-        self._header_count += 1
-        if self._header_count > REQUEST_HEADERS_MAX:
-            raise _no_request("it has too many headers")
-        text = value.decode("utf-8", "surrogateescape")
-        size = len(value)
-        if key in headers:
-            text = f"{headers[key]}, {text}"
-            size = max(size, len(text))
-        if size > REQUEST_HEADER_BYTES_MAX:
-            raise _no_request("a header is too long")
-        headers[key] = text
+        """One header, or one trailer, which is ignored."""
+        self._sent.append((name, value))
 
     def on_headers_complete(self) -> None:
         """The head is complete: the request can be answered while its body still arrives."""
-        parser, headers, requests = self._parser, self._headers, self.requests
-        self._headers = {}
+        parser, headers, requests = self._parser, _texts(self._sent), self.requests
+        self._sent = []
         if "upgrade" in headers and parser.should_upgrade() and parser.get_method() != b"CONNECT":
-            self._proposal, self._header_count = headers, 0
+            self._proposal = headers
             return  # `_stay` parses it again, without its upgrade
         version = parser.get_http_version()
         if len(requests) >= PIPELINED_MAX:
@@ -265,7 +284,7 @@ class RequestParser:
             raise _no_request("its HTTP version is not 1.0 or 1.1")
         if "transfer-encoding" in headers and headers["transfer-encoding"].strip().lower() != "chunked":
             raise _no_request("its body is coded in another way than chunked")
-        self._head_bytes = self._header_count = 0
+        self._head_bytes = 0
         self.heads += 1
         self.receiving = request = Request(
             self._line,
@@ -290,8 +309,10 @@ class RequestParser:
         request, self.receiving = self.receiving, None
         if request is not None:  # else `_stay` will parse it again
             request.is_whole = True
-            self._headers.clear()  # of trailers
-            self._head_bytes = self._header_count = 0
+            if self._sent:
+                _texts(self._sent)  # trailers: they have the same bounds
+                self._sent = []
+            self._head_bytes = 0
             if len(self.requests) < 2:
                 self.held = 0  # keep reading while it is answered, to notice that the client leaves
 
@@ -300,11 +321,19 @@ def _no_request(why: str) -> RequestError:
     return RequestError(f"this is not an HTTP request: {why}")
 
 
-def _name(raw: bytes) -> str:
-    name = raw.decode("latin-1").lower()
-    if len(_names) < _NAMES_MAX and len(raw) <= _NAME_BYTES_MAX:
-        _names[raw] = name
-    return name
+def _texts(sent: list[tuple[bytes, bytes]]) -> dict[str, str]:
+    """Headers as they were sent -> texts. The values of a repeated one are joined by a comma. Raises RequestError."""
+    if len(sent) > REQUEST_HEADERS_MAX:
+        raise _no_request("it has too many headers")
+    texts = dict(map(_known.__getitem__, sent))
+    if len(texts) == len(sent):
+        return texts
+    texts.clear()
+    for name, value in map(_known.__getitem__, sent):
+        texts[name] = text = f"{texts[name]}, {value}" if name in texts else value
+        if len(text) > REQUEST_HEADER_BYTES_MAX:
+            raise _no_request("a header is too long")
+    return texts
 
 
 # ------------------------------------------------------------------ answers
