@@ -37,6 +37,27 @@ def test_a_response_in_the_background_outlives_two_killed_daemons(place: Place) 
     assert json.loads(stats.stdout)["queue"] == 0, stats.stdout
 
 
+def test_a_daemon_that_dies_often_fails_only_what_it_was_answering(place: Place) -> None:
+    """RES-12, P1, R57: three daemons are killed while they answer one response. It may be the reason, and is given up;
+    those that waited behind it are made."""
+    place.config.write_text(MODELS + "concurrency = 1\n")
+    daemon = place.up()
+    body = {"model": "slow", "input": "count", "background": True}
+    suspect, *waiting = (json.loads(daemon.ask("/v1/responses", body)[2])["id"] for _ in range(4))
+    for death in range(1, 4):
+        wait_until(partial(is_charged, place, death))
+        wait_until(partial(is_at, daemon, suspect, "in_progress"))
+        daemon.process.send_signal(signal.SIGKILL)
+        daemon.process.wait(30)
+        daemon = place.up()
+    failed = wait_until(partial(ended, daemon, suspect))
+    assert failed is not None and failed["status"] == "failed", failed
+    for id in waiting:
+        done = wait_until(partial(ended, daemon, id))
+        assert done is not None and done["status"] == "completed", done
+    assert daemon.stop() == 0
+
+
 def test_a_response_whose_end_only_memory_has_is_made_again_after_a_kill(
     place: Place, tmp_path: Path
 ) -> None:
@@ -79,3 +100,8 @@ def is_at(daemon: Daemon, id: str, status: str) -> bool:
 def ended(daemon: Daemon, id: str) -> dict[str, Any] | None:
     found = response(daemon, id)
     return None if found["status"] in ("queued", "in_progress") else found
+
+
+def is_charged(place: Place, attempt: int) -> bool:
+    """Whether the death of the daemon would be this attempt of a response."""
+    return any(place.root.glob(f"stasis/queue-in-flight/*/*~{attempt}.jsonl"))

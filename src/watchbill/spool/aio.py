@@ -111,6 +111,9 @@ class AsyncSpool:
     async def poison(self, item: Item, reason: str) -> None:
         await self._settle(lambda: self.spool.poison(item, reason))
 
+    async def charge(self, item: Item, *, counts: bool) -> None:
+        await self._settle(lambda: self.spool.charge(item, counts=counts))
+
     async def recover(self) -> Recovered:
         return await self._call(self._consumes, self.spool.recover)
 

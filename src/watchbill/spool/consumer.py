@@ -207,6 +207,21 @@ class Consumer:
         self._move(lease, folder, name)
         self._settle(lease)
 
+    def charge(self, lease: Lease, *, counts: bool) -> None:
+        """Let the death of this worker use up the attempt, or not. Raises LeaseLost if the event is no longer ours."""
+        self._refuse_settled(lease)
+        name = with_attempt(lease.name, lease.attempt if counts else lease.attempt - 1)
+        if not lease.own or name == lease.name:
+            return
+        here, path = self._owner.fd, lease.path.removesuffix(lease.name) + name
+        try:
+            self._layout.take(lease.path, path, src_dir_fd=here, dst_dir_fd=here)
+        except FileNotFoundError as error:
+            raise LeaseLost(f"{lease.name} is no longer leased to {self._owner.name}") from error
+        except OSError as error:
+            raise disk_fault(error, f"rename {lease.name}") from error
+        lease.name, lease.path = name, path
+
     def forget(self, lease: Lease) -> None:
         """Drop a lease whose file is gone."""
         self._settle(lease)

@@ -303,6 +303,10 @@ class Spool:
         """Release, now or later, without using up an attempt: an event that cannot be moved now is moved later."""
         self._consumer_of(item).give_back(item.lease)
 
+    def charge(self, item: Item, *, counts: bool) -> None:
+        """Say whether the death of this worker uses up an attempt of the event, as it does from the lease on."""
+        self._consumer_of(item).charge(item.lease, counts=counts)
+
     def forget(self, item: Item) -> None:
         """Drop the lease of an event whose file was moved elsewhere."""
         self._consumer_of(item).forget(item.lease)

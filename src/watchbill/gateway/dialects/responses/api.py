@@ -8,7 +8,7 @@ the background it is made by a task of its own (`background.Background`), by a l
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -100,8 +100,7 @@ class ResponsesApi:
         self._stasis = Stasis(None if folder is None else folder.with_name("stasis"))
         self._background: dict[str, Background] = {}  # by the response's id, while it is made
         self._noting: asyncio.Task[None] | None = None
-        #: Of responses that have ended, and are not on the disk yet.
-        self._leaving: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()  # about what is in stasis
         self._put_off: list[Parked] = []  # of an earlier daemon, while the disk does not tell their records
         self._resuming: asyncio.Task[None] | None = None
 
@@ -141,7 +140,7 @@ class ResponsesApi:
         for id, made in list(self._background.items()):
             await made.park()
             await self._stasis.note(id, made.begun())
-        for task in self._leaving:
+        for task in self._tasks:
             task.cancel()
         await self._stasis.close()
         await self._store.close()
@@ -289,7 +288,10 @@ class ResponsesApi:
                 self._leave_when_written(work.owner, asked.id)
             self._background.pop(asked.id, None)
 
-        made = Background(self._services, work, lambda: self._making(work, asked), keep, begun)
+        made = Background(
+            self._services, work, lambda: self._making(work, asked), keep, begun,
+            on_start=lambda: self._spawn(self._stasis.begin(asked.id)),
+        )  # fmt: skip
         self._background[asked.id] = made
         if self._noting is None:
             self._noting = asyncio.get_running_loop().create_task(self._note(), name="stasis")
@@ -300,9 +302,12 @@ class ResponsesApi:
             await self._store.until_written(owner, id)
             await self._stasis.leave(id)
 
-        task = asyncio.get_running_loop().create_task(leave(), name="stasis")
-        self._leaving.add(task)
-        task.add_done_callback(self._leaving.discard)
+        self._spawn(leave())
+
+    def _spawn(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work, name="stasis")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def _note(self) -> None:
         """Writes down now and then how far responses are."""
@@ -314,9 +319,12 @@ class ResponsesApi:
                 begun = made.begun()
                 if len(begun.text) > noted.get(id, 0) and await self._stasis.note(id, begun):
                     noted[id] = len(begun.text)
+                if made.is_waiting:
+                    await self._stasis.rest(id)
 
     async def _go_on(self, parked: Parked) -> None:
         """Makes a response of an earlier daemon to its end. Raises DiskFailed."""
+        await self._stasis.begin(parked.id)  # until it waits: reading it may be what takes daemons down
         services, token = self._services, parked.id.removeprefix("resp_")
         work = unsent("/v1/responses", _encode(parked.body), parked.headers)
         try:
@@ -324,6 +332,7 @@ class ResponsesApi:
             asked = replace(request.read(parked.body, token=token), reach=parked.reach)
             record = await self._record((parked.owner,), parked.id)
         except DiskFailed:  # whether it is still to be made is not known
+            await self._stasis.rest(parked.id)
             raise
         except TheirsError as error:  # by today's config it cannot be made: its record says that it failed
             _log.warning("response=%s is not made any more: %s", parked.id, error)
@@ -340,6 +349,7 @@ class ResponsesApi:
             submission = msgspec.structs.replace(submission, reach=reach)
             return submission, JsonSender(chat, "/v1/chat/completions"), forced
 
+        await self._stasis.rest(parked.id)
         self._begin(work, asked, parked.begun).go_on(prepare)
         return None
 

@@ -53,10 +53,12 @@ class Background:
         make: Callable[[], Making],
         keep: Callable[[Fields], Awaitable[None]],
         begun: Begun | None = None,
+        *,
+        on_start: Callable[[], None] = lambda: None,
     ) -> None:
-        """`begun` says how far an earlier daemon has come with it."""
+        """`begun` says how far an earlier daemon has come with it. `on_start` is called whenever its turn has come."""
         self._services, self._work, self._keep = services, work, keep
-        self._calls = _Announcing(services, begun)
+        self._calls = _Announcing(services, begun, on_start)
         self._begun = begun
         self._collecting = Collecting(make, lambda: work.model)
         self._task: asyncio.Task[None] | None = None
@@ -67,8 +69,13 @@ class Background:
         """The response as it is."""
         if self._final is not None:
             return self._final
+        return self._collecting.now("queued" if self.is_waiting else "in_progress")
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether its turn is still to come, or to come again."""
         ticket = self._work.ticket
-        return self._collecting.now("queued" if ticket is None or ticket.is_waiting else "in_progress")
+        return ticket is None or ticket.is_waiting
 
     def begun(self) -> Begun:
         """How far it is, if that can be continued: plain text, and nothing else."""
@@ -174,8 +181,9 @@ class _Made(NamedTuple):
 class _Announcing(ModelCalls):
     """Says when the scheduler has accepted the request, and goes on from what an earlier daemon has."""
 
-    def __init__(self, services: Services, begun: Begun | None) -> None:
+    def __init__(self, services: Services, begun: Begun | None, on_start: Callable[[], None]) -> None:
         super().__init__(services)
+        self._on_start = on_start
         self.accepted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.begun = begun if begun is not None and begun.text else None
         self._relay: Relay | None = None
@@ -202,7 +210,11 @@ class _Announcing(ModelCalls):
         streamed: bool,
         unknown: Callable[[], bool] | None = None,
     ) -> Relay:
-        relay = super()._submit(context, submission, send, streamed=streamed, unknown=unknown)
+        def started(start: Start) -> Outgoing:
+            self._on_start()
+            return send(start)
+
+        relay = super()._submit(context, submission, started, streamed=streamed, unknown=unknown)
         if self.begun is not None:
             relay.resume = Resumption(relay.ticket.model, self._services.not_continued, self.begun)
         self._relay = relay

@@ -3,8 +3,9 @@
     asked ─▶ enter (on disk before the caller is told) ─▶ note, every 10 s while it grows ─▶ leave, after it is kept
                                       kill, restart ─▶ found, with the text so far ─▶ made to its end
 
-Owns the spool `ROOT/stasis`. Each event holds a whole request, whose it is, and how far its answer was. An event that
-takes its daemon down three times is given up by the spool, and its response is then `failed`.
+Owns the spool `ROOT/stasis`. Each event holds a whole request, whose it is, and how far its answer was. A request that
+was read or answered when its daemon died, three times, is given up by the spool, and its response is then
+`failed`. The death of a daemon is no fault of requests that only waited.
 """
 
 import asyncio
@@ -56,6 +57,7 @@ class Stasis:
         #: What has entered, by the response's id. None: it is on disk, and a full one does not show it yet.
         self._items: dict[str, Item | None] = {}
         self._left: set[str] = set()  # has left before the disk showed it
+        self._begun: set[str] = set()  # is read or answered now
         self._turn = asyncio.Lock()
         self.is_read = folder is None  # all that an earlier daemon left was found
 
@@ -98,14 +100,33 @@ class Stasis:
 
     async def leave(self, id: str) -> None:
         """Its response is kept, or is not wanted any more."""
-        if id not in self._items:
-            return
-        item = self._items.pop(id)
-        if item is None:
-            self._left.add(id)
-        elif self._spool is not None:
-            with _logged(id):
-                await self._drop(item)
+        self._begun.discard(id)
+        async with self._turn:
+            if id not in self._items:
+                return
+            item = self._items.pop(id)
+            if item is None:
+                self._left.add(id)
+            elif self._spool is not None:
+                with _logged(id):
+                    await self._drop(item)
+
+    async def begin(self, id: str) -> None:
+        """It is read or answered from now on: the daemon's death would be an attempt."""
+        self._begun.add(id)
+        await self._charge(id)
+
+    async def rest(self, id: str) -> None:
+        """It waits."""
+        self._begun.discard(id)
+        await self._charge(id)
+
+    async def _charge(self, id: str) -> None:
+        async with self._turn:
+            item = self._items.get(id)
+            if item is not None and self._spool is not None:
+                with _logged(id):
+                    await self._spool.charge(item, counts=id in self._begun)
 
     async def found(self) -> list[Parked]:
         """What an earlier daemon left, each once, with the longest text that was written down. Where the disk shows
@@ -130,12 +151,13 @@ class Stasis:
         else:
             await self.leave(parked.id)
             found[parked.id], self._items[parked.id] = parked, item
+            await self._charge(parked.id)
 
     async def close(self) -> None:
         """Leaves what is here to the next daemon."""
         if self._spool is None:
             return
-        for id, item in self._items.items():
+        for id, item in list(self._items.items()):
             with _logged(id):
                 if item is not None:
                     await self._spool.release(item)  # an orderly end uses up no attempt
@@ -164,6 +186,8 @@ class Stasis:
             self._left.discard(id)
             return await self._drop(item)
         before, self._items[id] = self._items.get(id), item
+        if id not in self._begun:
+            await (await self._opened()).charge(item, counts=False)
         if before is not None:
             await self._drop(before)
         return None
