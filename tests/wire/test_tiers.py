@@ -1169,6 +1169,44 @@ async def test_every_choice_of_an_answer_is_reserved(tmp_path: Path) -> None:
         assert b"it may cost 0.8" in answer.body and peer.asked == []
 
 
+@pytest.mark.parametrize(
+    ("path", "asked"),
+    [
+        ("/v1/chat/completions", BODY | {"max_tokens": 2000}),
+        ("/v1/chat/completions", BODY | {"max_tokens": 2000.0}),
+        ("/v1/chat/completions", BODY | {"max_tokens": 2000, "max_completion_tokens": 1}),
+        ("/v1/chat/completions", BODY | {"max_tokens": 1000, "n": 2.0}),
+        ("/v1/responses", {"input": "Hi", "max_output_tokens": 2000}),
+        ("/v1/messages", BODY | {"max_tokens": 2000}),
+        ("/api/chat", {"messages": BODY["messages"], "options": {"num_predict": 2000}}),
+        ("/api/generate", {"prompt": "Hi", "options": {"num_predict": 2000}}),
+        ("/upstream/far/v1/chat/completions", BODY | {"max_tokens": 2000}),
+        ("/v1/images/edits", {"prompt": "Hi", "n": "2"}),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "-".join(list(value)[1:]),
+)
+async def test_as_much_is_reserved_as_a_request_may_cost_at_every_door(
+    tmp_path: Path, path: str, asked: dict[str, object]
+) -> None:
+    """SPOOL-09: where the door or the number had another form, 1,024 tokens were reserved for any answer, and answers
+    that came at once cost many times the daily limit."""
+    async with (
+        peer_listening(HELLO) as peer,
+        opened(tmp_path, cloud(peer, daily=1.5)) as (client, _),
+    ):
+        fields = asked | {"model": "far"}
+        if path == "/v1/images/edits":
+            kind = {"Content-Type": "multipart/form-data; boundary=b"}
+            parts = (
+                f'--b\r\nContent-Disposition: form-data; name="{n}"\r\n\r\n{v}\r\n' for n, v in fields.items()
+            )
+            answer = await client.ask(path, ("".join(parts) + "--b--\r\n").encode(), headers=kind)
+        else:
+            answer = await client.ask(path, fields)
+        assert (answer.status, peer.asked) == (503, []), answer.body
+        assert "it may cost 2" in answer.body.decode()
+
+
 async def test_all_sites_that_refuse_are_named_with_the_time_of_the_first_that_opens(tmp_path: Path) -> None:
     async with (
         peer_listening(refusing(401)) as first,
@@ -1189,7 +1227,7 @@ async def test_what_a_retry_does_not_mend_names_no_time(tmp_path: Path) -> None:
         assert "retry-after" not in answer.headers and answer.headers["x-should-retry"] == "false"
         await client.ask("/v1/chat/completions", BODY | {"model": "far", "max_tokens": 1})
         left_s = 86_400 - time.time() % 86_400
-        answer = await client.ask("/v1/chat/completions", BODY | {"model": "far", "max_tokens": 147})
+        answer = await client.ask("/v1/chat/completions", BODY | {"model": "far", "max_tokens": 144})
         assert answer.code == "tier_closed" and b"of 0.15 left today" in answer.body
         assert abs(int(answer.headers["retry-after"]) - left_s) < 30
 

@@ -1,28 +1,48 @@
 """Charging: what one request costs at a tier, estimated before it is sent and after its answer.
 
-Before: the tokens of its prompt by its size, and as many of an answer as it allows. After: what the server told, or
-else what its texts look like (`meters`). A request at a burst tier costs its share of the tier's hour: nothing is
-reserved for it, because the time is charged whether requests run or not.
+Before: the tokens of its prompt by its size, and as many of an answer as it allows, in the words in which it is sent,
+because each door has its own. After: what the server told, or else what its texts look like (`meters`). A request at a
+burst tier costs its share of the tier's hour: nothing is reserved for it, because the time is charged whether requests
+run or not.
 """
 
 import time
+from collections.abc import Mapping
+
+import msgspec
 
 from watchbill.catalog import Tier, TierRules
 from watchbill.core.reasons import Cost
+from watchbill.decodable import is_decodable, json_decoder
+from watchbill.engines.upstream import Outgoing
 from watchbill.gateway.limits import ANSWER_TOKENS_FORETOLD
 from watchbill.gateway.meters import BYTES_PER_TOKEN, TokenCount
 from watchbill.gateway.request_context import RequestContext
-from watchbill.gateway.typed import is_count
 from watchbill.runtime.spending import Reserved
 from watchbill.runtime.ticket import Start
 from watchbill.runtime.tiers import Tiers
 
 __all__ = ["Charge", "Charging"]
 
-_ANSWER_LIMITS = ("max_completion_tokens", "max_tokens", "n_predict")
+#: Of several the largest counts: servers differ in which they obey.
+_ANSWER_LIMITS = ("max_completion_tokens", "max_tokens", "max_output_tokens", "n_predict")
 #: How many answers a request has made; all of them are paid.
 _CHOICES = ("n", "best_of")
 _HOUR_MS = 3_600_000
+
+
+class _Limits(msgspec.Struct):
+    """The limits that a body may have, as it is sent."""
+
+    max_completion_tokens: object = None
+    max_tokens: object = None
+    max_output_tokens: object = None
+    n_predict: object = None
+    n: object = None
+    best_of: object = None
+
+
+_decode_limits = json_decoder(_Limits).decode
 
 
 class Charge:
@@ -65,22 +85,44 @@ class Charging:
         """The server of a tier cannot be reached."""
         self._tiers.is_away(start.site or "")
 
-    async def begin(self, start: Start, context: RequestContext) -> Charge | None:
+    async def begin(self, start: Start, outgoing: Outgoing, context: RequestContext) -> Charge | None:
         """Reserves what the request may cost. None: the tier is spent out, and the core knows. Raises TierClosed."""
         site = start.site or ""
         rules = self._tiers.rules(site)
-        asked = context.asked or {}
-        prompt = max(1, context.held // BYTES_PER_TOKEN)
+        size = len(outgoing.body) + sum(map(len, outgoing.rest))
+        prompt = max(1, max(size, context.held) // BYTES_PER_TOKEN)
         if rules is not None and rules.kind is Tier.BURST:
             return Charge(self._tiers, rules, start, prompt, None)
-        limits = (asked.get(name) for name in _ANSWER_LIMITS)
-        answer = next((n for n in limits if isinstance(n, int) and n > 0), ANSWER_TOKENS_FORETOLD)
-        answer *= max((n for n in map(asked.get, _CHOICES) if is_count(n)), default=1) or 1
-        amount = 0.0 if rules is None else rules.cost_of(prompt, answer)
+        amount = 0.0 if rules is None else rules.cost_of(prompt, _answer_tokens(_limits(outgoing, context)))
         reserved = await self._tiers.reserve(site, amount)
         if reserved is None or rules is None:
             return None
         return Charge(self._tiers, rules, start, prompt, reserved)
+
+
+def _limits(outgoing: Outgoing, context: RequestContext) -> Mapping[str, object]:
+    """The fields that bound an answer: those of the body that is sent, or of the form that it was made of."""
+    body = outgoing.body if not outgoing.rest else b"".join((outgoing.body, *outgoing.rest))
+    try:
+        if is_decodable(body):
+            return msgspec.structs.asdict(_decode_limits(body))
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        pass  # it is no object
+    return context.asked or {}
+
+
+def _answer_tokens(limits: Mapping[str, object]) -> int:
+    """The most tokens of all answers."""
+    answer = max(_whole(limits.get(name)) for name in _ANSWER_LIMITS) or ANSWER_TOKENS_FORETOLD
+    return answer * max(1, *(_whole(limits.get(name)) for name in _CHOICES))
+
+
+def _whole(value: object) -> int:
+    """A count as a server may read it: 8, 8.0, and in a form "8". 0 for anything else."""
+    try:
+        return max(0, int(float(value))) if isinstance(value, int | float | str) else 0
+    except (ValueError, OverflowError):
+        return 0
 
 
 def _nothing(tokens: int) -> None:

@@ -509,7 +509,7 @@ class Relay(AbstractContextManager["Relay", None]):
 
     async def _begin_charge(self, charging: Charging, start: Start) -> None:
         try:
-            charge = await charging.begin(start, self.context)
+            charge = await charging.begin(start, self.send(start), self.context)
         except TierClosed:
             if self.ticket.has_ended:  # nobody is there to be told
                 return

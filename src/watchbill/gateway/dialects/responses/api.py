@@ -265,7 +265,8 @@ class ResponsesApi:
         try:
             await self._put(work, asked, made.now(), durable=True)
             is_written = await self._store.is_written(work.owner, asked.id)
-            if made.has_ended:  # its last record takes the place of this one: nothing is left to be made again
+            # Its last record takes the place of this one: nothing is left to be made again.
+            if made.has_ended:
                 return await made.kept()
             if not is_written:
                 raise DiskFailed(
