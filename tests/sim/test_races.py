@@ -283,3 +283,22 @@ def test_a_lane_of_which_one_may_run_is_served_in_its_own_order_over_all_models(
     assert alone.started_at is not None
     assert alone.started_at - alone.request.arrived_at <= 3 * 600
     assert not world.judge.broken
+
+
+def test_a_request_whose_companion_is_out_of_reach_keeps_no_place_of_its_lane(
+    world_of: WorldOf, model: ModelOf
+) -> None:
+    """LANE-02, RES-13: the host of a companion was silent, and the next of its lane waited until it was refused, too,
+    although its own model was warm and idle."""
+    lane = Lane("chat", concurrency=1, max_wait_ms=Millis(20_000))
+    away = replace(model("C", size_gb=4), engine="far")
+    world = world_of(model("A", size_gb=4), model("B", size_gb=4), away, lanes={"chat": lane})
+    for name in "ABC":
+        world.arrive(name, 300, lane="chat")
+    world.run(18_000)
+    world.feed(m.HostSeen("far", silence="it does not answer"))
+    held = world.arrive("B", 300, lane="chat", companions=("C",))
+    other = world.arrive("A", 300, lane="chat")
+    world.run(60_000)
+    assert (held.outcome, other.outcome) == ("wait_exceeded", "answered")
+    assert other.started_at == other.request.arrived_at

@@ -234,9 +234,10 @@ class Dispatch:
 
     @staticmethod
     def _serves(line: Candidate, request: Request, now: int) -> bool:
-        """Whether the model of a line that is ready could start one more request now."""
+        """Whether the model of a line that is ready could start one more request now. A companion whose host is silent
+        keeps a set from starting, too."""
         model = line.serving
-        is_sound = model.silence is None and not model.is_suspect
+        is_sound = line.silence is None and not model.is_suspect
         return is_sound and model.has_slot_for(request.work_class, now)
 
     def _next_in_order(self, model: ModelState) -> Request | None:
