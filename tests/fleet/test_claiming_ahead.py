@@ -10,8 +10,8 @@ from support.eventually import wait_until
 from support.fleet_rig import FleetRig
 from watchbill.files.host import boot_id
 from watchbill.fleet import limits
-from watchbill.fleet.agent.ahead import Ahead
-from watchbill.fleet.agent.desk import Desk
+from watchbill.fleet.agent.board_client import BoardClient
+from watchbill.fleet.agent.claimed_ahead import ClaimedAhead
 from watchbill.fleet.agent.work import Prepared, Setting
 from watchbill.fleet.folder import places
 from watchbill.fleet.folder.agent_report import AgentReport
@@ -78,18 +78,18 @@ def test_what_could_not_be_returned_is_taken_up_again(rig: FleetRig, tmp_path: P
     """FLEET-09: the reply to the first of several returns was lost; the others were in nobody's mind after that."""
     rig.submit("b1", "".join(f"### t{number}\n- **command**: `true`\n" for number in range(3)))
     rig.turn()
-    desk, setting = Desk(rig.root, "cpu-1"), Setting(rig.root, "cpu-1", tmp_path)
-    desk.join(cpu_slots=3)
+    board, setting = BoardClient(rig.root, "cpu-1"), Setting(rig.root, "cpu-1", tmp_path)
+    board.join(cpu_slots=3)
     standing = Standing("cpu-1", 3)
-    names = [each.name for each in desk.round(setting, deque(), standing, 0).prepared]
+    names = [each.name for each in board.round(setting, deque(), standing, 0).prepared]
     assert len(names) == 3
     in_the_way = rig.root / places.QUEUE / names[0]
     in_the_way.mkdir()
     with pytest.raises(IsADirectoryError):
-        desk.give_back_unstarted(names)
+        board.give_back_unstarted(names)
     in_the_way.rmdir()
-    assert desk.look().held == set(names)
-    assert [each.name for each in desk.round(setting, deque(), standing, 0).prepared] == names
+    assert board.look().held == set(names)
+    assert [each.name for each in board.round(setting, deque(), standing, 0).prepared] == names
 
 
 def held_by_a_dead_agent(rig: FleetRig) -> list[str]:
@@ -119,8 +119,8 @@ def test_a_task_that_its_dead_agent_had_not_started_is_not_blamed_for_it(rig: Fl
 def test_the_next_life_of_an_agent_reports_what_had_not_started_as_such(rig: FleetRig) -> None:
     """FLEET-08: one loss for each slot."""
     names = held_by_a_dead_agent(rig)
-    desk = Desk(rig.root, "gone")
-    assert desk.join(2) == names
+    board = BoardClient(rig.root, "gone")
+    assert board.join(2) == names
     assert [result["why"] for result in rig.results("gone")] == ["lost", "lost", "unstarted", "unstarted"]
     wait_until(lambda: rig.turn() or len(rig.entries("b1", "lost")) == 4)
 
@@ -135,7 +135,7 @@ def prepared(name: str) -> Prepared:
 
 def test_only_quick_tasks_are_claimed_ahead_and_several_at_once() -> None:
     """FLEET-02: a slot is what a task runs in; more are claimed only for milliseconds."""
-    ahead = Ahead(slots=4)
+    ahead = ClaimedAhead(slots=4)
     assert ahead.room() == 0  # nothing is known about its tasks yet
     ahead.ended(2)
     assert ahead.room() == 4 * limits.AHEAD_PER_SLOT
@@ -154,7 +154,7 @@ def test_what_waits_too_long_is_returned_and_nothing_more_is_claimed_ahead(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """FLEET-09: until another task was quick."""
-    ahead = Ahead(slots=1)
+    ahead = ClaimedAhead(slots=1)
     ahead.ended(1)
     ahead.put(prepared("a"))
     assert ahead.overdue() == []

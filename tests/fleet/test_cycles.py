@@ -11,7 +11,7 @@ import pytest
 from support.eventually import eventually
 from support.fleet_rig import FleetRig, quicken, running_agent
 from watchbill.fleet import limits
-from watchbill.fleet.agent.desk import Desk, Round
+from watchbill.fleet.agent.board_client import BoardClient, Round
 from watchbill.fleet.agent.loop import AgentOptions
 from watchbill.fleet.agent.work import Finished, Setting
 from watchbill.fleet.folder import places
@@ -66,15 +66,15 @@ async def test_the_coordinators_agent_is_woken_by_its_own_slips_alone(
     for name in NEVER:
         monkeypatch.setattr(limits, name, HOUR_MS)
     rounds: list[Standing | None] = []
-    real = Desk.round
+    real = BoardClient.round
 
     def counted(
-        desk: Desk, setting: Setting, finished: deque[Finished], standing: Standing | None, now: int
+        board: BoardClient, setting: Setting, finished: deque[Finished], standing: Standing | None, now: int
     ) -> Round:
         rounds.append(standing)
-        return real(desk, setting, finished, standing, now)
+        return real(board, setting, finished, standing, now)
 
-    monkeypatch.setattr(Desk, "round", counted)
+    monkeypatch.setattr(BoardClient, "round", counted)
     async with running_agent(replace(options(rig), name=places.BRAIN)):
         await eventually(lambda: len(rounds) == 1)
         for number in range(10):

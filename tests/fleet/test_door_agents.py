@@ -15,8 +15,8 @@ from support.direct_door import Direct
 from support.eventually import PATIENCE_S, wait_until
 from support.fleet_rig import AgentProcess, FleetRig, marked_processes
 from support.nats_server import TOKEN, Broker, broker
-from watchbill.fleet.agent.desk import Desk
-from watchbill.fleet.agent.ground import MirrorGround
+from watchbill.fleet.agent.board_client import BoardClient
+from watchbill.fleet.agent.shared_folder import MirroredFolder
 from watchbill.fleet.agent.work import Finished, Setting
 from watchbill.fleet.door.caller import BrokerSession
 from watchbill.fleet.door.door import Door
@@ -162,14 +162,14 @@ def test_a_task_is_not_done_without_the_files_that_it_has_made(tmp_path: Path, i
     rig.submit("b1", task("make", "echo made > {BATCH_PATH}/made"))
     rig.turn()
     session = cast("BrokerSession", Direct(Door(rig.root), "rig-1"))
-    ground = MirrorGround(session, "subject", "rig-1", tmp_path / "mirror")
-    desk, setting = Desk(rig.root, "rig-1", ground), Setting(ground.root, "rig-1", tmp_path / "own")
-    desk.join(cpu_slots=1)
-    (prepared,) = desk.round(setting, deque(), Standing("rig-1", 1), 0).prepared
-    (ground.root / places.batch_folder("p", "b1") / "made").write_text("made")
+    shared = MirroredFolder(session, "subject", "rig-1", tmp_path / "mirror")
+    board, setting = BoardClient(rig.root, "rig-1", shared), Setting(shared.root, "rig-1", tmp_path / "own")
+    board.join(cpu_slots=1)
+    (prepared,) = board.round(setting, deque(), Standing("rig-1", 1), 0).prepared
+    (shared.root / places.batch_folder("p", "b1") / "made").write_text("made")
     if not is_there:
         (rig.root / places.processing_folder("rig-1") / prepared.name).unlink()
-    desk.round(setting, deque([Finished(prepared, Ended(prepared.name, Cause.EXIT, 0))]), None, 0)
+    board.round(setting, deque([Finished(prepared, Ended(prepared.name, Cause.EXIT, 0))]), None, 0)
     (result,) = rig.results("rig-1")
     made = rig.batch_folder("b1") / "made"
     assert (result["why"], made.exists()) == (("done", True) if is_there else ("lost", False))

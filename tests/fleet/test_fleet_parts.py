@@ -79,13 +79,13 @@ ON_THE_RIG = (
         f"agent.{name}"
         for name in (
             "loop",
-            "ahead",
+            "claimed_ahead",
             "process",
             "work",
             "preparing",
             "concluding",
-            "desk",
-            "ground",
+            "board_client",
+            "shared_folder",
             "host",
             "answers",
             "model_work",

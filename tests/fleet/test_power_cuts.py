@@ -29,9 +29,9 @@ from watchbill.files.atomic import is_left_draft
 from watchbill.files.checked_log import whole_lines
 from watchbill.fleet import limits
 from watchbill.fleet.agent.concluding import conclude
-from watchbill.fleet.agent.ground import FolderGround
 from watchbill.fleet.agent.produced import put_on_disk
 from watchbill.fleet.agent.questions import Question
+from watchbill.fleet.agent.shared_folder import MountedFolder
 from watchbill.fleet.agent.work import Finished, Prepared, Setting
 from watchbill.fleet.folder import places
 from watchbill.fleet.folder.slips import Slip
@@ -216,12 +216,12 @@ def test_what_a_complete_task_produced_survives_a_power_cut(disk: Disk, made: st
     slip = Slip("make", "b", "p", 1, 1, 0, (), {}, (), Work(produces=(made,)))
 
     def work(say: Say) -> None:
-        ground = FolderGround(root)
+        shared = MountedFolder(root)
         for path in wanted:
             (folder / path).parent.mkdir(parents=True, exist_ok=True)
             (folder / path).write_text(path)
-        ground.store("name", slip, (made,))
-        while ground.send("name", slip, durable=False) is None:
+        shared.store("name", slip, (made,))
+        while shared.send("name", slip, durable=False) is None:
             pass
         say("sent")
         signal.pause()

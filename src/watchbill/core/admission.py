@@ -21,7 +21,7 @@ from watchbill.catalog import LATEST_WINS, Lane, WorkClass
 from watchbill.core.absence import pins_before, pins_text
 from watchbill.core.candidate import HeldTurn
 from watchbill.core.companions import Candidate, CompanionSet, total_needs
-from watchbill.core.crowd import Foretold
+from watchbill.core.crowd import SharedForecasts
 from watchbill.core.forecast import Forecast, can_forecast, until_lane
 from watchbill.core.messages import Admit, Arrived, JournalEvent, Left, Refusal, Request, SiteClosed
 from watchbill.core.model_state import ModelState
@@ -70,7 +70,7 @@ class Admission:
         self._state = state
         self.policy = policy
         self._sets = SetChoices(state)
-        self._foretold = Foretold(state)
+        self._shared_forecasts = SharedForecasts(state)
         self._latest: dict[tuple[str, str | None], str] = {}  # lane and key -> the newest request
 
     def arrived(self, event: Arrived, now: int) -> None:
@@ -116,7 +116,7 @@ class Admission:
 
     def _forecast(self, choice: Candidate, request: Request, now: int) -> Forecast:
         """When a request that arrives would start."""
-        return self._foretold.forecast(
+        return self._shared_forecasts.forecast(
             choice, request, now, lambda: self.policy.forecast(self._state, choice, request, now)
         )
 

@@ -15,7 +15,7 @@ from watchbill.core.forecast import Forecast
 from watchbill.core.messages import Request
 from watchbill.core.state import State
 
-__all__ = ["Foretold", "pause_ms"]
+__all__ = ["SharedForecasts", "pause_ms"]
 
 #: So many models that wait are a crowd.
 CROWD_MIN = 16
@@ -41,7 +41,7 @@ class _Told(NamedTuple):
     forecast: Forecast
 
 
-class Foretold:
+class SharedForecasts:
     """The forecasts that serve other requests of the same kind."""
 
     def __init__(self, state: State) -> None:

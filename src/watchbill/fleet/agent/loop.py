@@ -5,8 +5,8 @@
     care        every 5 s: signals, revoked tasks, its `hold`, health; the heartbeat, at the latest every 30 s
     leave       let tasks end or end them, report, show that the agent has left
 
-Files are touched by one thread only (`file_thread`, `desk`), processes by one guard only (`processes.crew`); what needs
-no process (questions to models, orders to load one) runs in `model_work`. Each
+Files are touched by one thread only (`file_thread`, `board_client`), processes by one guard only (`processes.crew`);
+what needs no process (questions to models, orders to load one) runs in `model_work`. Each
 heartbeat that reaches the shared folder renews the guard's lease. An agent that cannot reach the folder, hangs or is
 stopped for 60 s has no tasks any more: the guard ends them by itself, and 30 s later others take them.
 """
@@ -23,15 +23,15 @@ from pathlib import Path
 
 from watchbill.files.host import boot_id, host_name, start_time
 from watchbill.fleet import limits
-from watchbill.fleet.agent.ahead import Ahead
-from watchbill.fleet.agent.desk import Desk, Look
+from watchbill.fleet.agent.board_client import BoardClient, Look
+from watchbill.fleet.agent.claimed_ahead import ClaimedAhead
 from watchbill.fleet.agent.file_thread import FileThread
-from watchbill.fleet.agent.ground import Ground
 from watchbill.fleet.agent.hold import Hold
 from watchbill.fleet.agent.memory import Memory, NoDevice
 from watchbill.fleet.agent.model_work import ModelWork
 from watchbill.fleet.agent.rivals import Rivals
 from watchbill.fleet.agent.room import Room
+from watchbill.fleet.agent.shared_folder import SharedFolder
 from watchbill.fleet.agent.unclear_signals import UnclearSignals
 from watchbill.fleet.agent.work import ON_GPU, Fate, Finished, Prepared, Setting
 from watchbill.fleet.door.arrivals import Arrivals
@@ -66,7 +66,7 @@ class AgentOptions:
     cpu_slots: int
     once: bool = False  # leave when the queue has nothing for this agent
     key: str = ""  # for the host daemon
-    ground: Ground | None = None  # where the shared folder is not at `root`
+    shared: SharedFolder | None = None  # where the shared folder is not at `root`
     secrets: frozenset[str] = frozenset()  # variables of our environment that no task gets
 
     @property
@@ -77,7 +77,7 @@ class AgentOptions:
     @property
     def told_root(self) -> str:
         """The shared folder in commands for people."""
-        return str(self.root) if self.ground is None else self.ground.told_root
+        return str(self.root) if self.shared is None else self.shared.told_root
 
 
 @dataclass(slots=True)
@@ -102,10 +102,10 @@ class Agent:
         self._files = FileThread()
         self._crew = Crew(options.folder, self._on_crew, Withheld(options.secrets))
         self._model_work = ModelWork(self._memory, options.key, self._on_end)
-        self._desk: Desk | None = None
+        self._board: BoardClient | None = None
         self._watch: Arrivals | None = None
         self._running: dict[str, _Running] = {}  # by the id of the job
-        self._ahead = Ahead(options.cpu_slots)
+        self._ahead = ClaimedAhead(options.cpu_slots)
         self._finished: deque[Finished] = deque()
         self._finished_at = 0.0  # when the first of these ended
         self._said_so_far: dict[str, str] = {}  # job -> the end of its output, not shown yet
@@ -136,19 +136,21 @@ class Agent:
     async def run(self) -> None:
         """Serves until it is told to leave. Raises OursError when it must not start, OSError when it cannot."""
         options = self._options
-        self._desk = desk = await self._files.do(lambda: Desk(options.root, options.name, options.ground))
-        rivals = Rivals(options.name, options.told_root, options.folder, self._files, desk.former)
+        self._board = board = await self._files.do(
+            lambda: BoardClient(options.root, options.name, options.shared)
+        )
+        rivals = Rivals(options.name, options.told_root, options.folder, self._files, board.former)
         await rivals.refuse_namesake(self._goes_on)
-        rivals.refuse_taken_card(self._memory.state.devices, await self._files.do(desk.others))
+        rivals.refuse_taken_card(self._memory.state.devices, await self._files.do(board.others))
         self._sandboxes = await asyncio.to_thread(_sandboxes)
         self._crew.open()
         try:
-            lost = await self._files.do(lambda: desk.join(options.cpu_slots))
+            lost = await self._files.do(lambda: board.join(options.cpu_slots))
             for name in lost:
                 _LOG.info("reported as lost, from the life before: %s", name)
             await self._files.do(rivals.note_boot)
-            self._listen(await self._files.do(desk.watch))
-            await self._serve(desk)
+            self._listen(await self._files.do(board.watch))
+            await self._serve(board)
         finally:
             await self._model_work.close()
             await self._crew.close()
@@ -174,26 +176,26 @@ class Agent:
             task.fate = Fate.GIVEN_UP if task.fate is Fate.NONE else task.fate
             self._stop(job)
 
-    async def _serve(self, desk: Desk) -> None:
-        await self._beat(desk)
+    async def _serve(self, board: BoardClient) -> None:
+        await self._beat(board)
         _LOG.info("%s is ready: %s cpu slots", self._options.name, self._options.cpu_slots)
         self._hold.tell_at_start()
         async with asyncio.TaskGroup() as cycles:
-            work = cycles.create_task(self._work_cycle(desk))
-            care = cycles.create_task(self._care_cycle(desk))
+            work = cycles.create_task(self._work_cycle(board))
+            care = cycles.create_task(self._care_cycle(board))
             await self._left.wait()
             work.cancel()
             care.cancel()
-        await self._say_goodbye(desk)
+        await self._say_goodbye(board)
 
-    async def _say_goodbye(self, desk: Desk) -> None:
+    async def _say_goodbye(self, board: BoardClient) -> None:
         """The last report. A folder that does not take it is not waited for: the next life reports what is missing."""
         try:
             async with asyncio.timeout(processes_limits.LEAVE_LAST_MS_MAX / 1000):
                 if self._finished:
-                    await self._round(desk, None)
+                    await self._round(board, None)
                 heartbeat = self._heartbeat(STOPPED)
-                await self._files.do(lambda: desk.close(heartbeat))
+                await self._files.do(lambda: board.close(heartbeat))
         except (OSError, TimeoutError) as error:
             _LOG.warning("left without a last report: %s", error or "the shared folder hangs")
 
@@ -248,15 +250,15 @@ class Agent:
 
     # ------------------------------------------------------------ the work cycle
 
-    async def _work_cycle(self, desk: Desk) -> None:
+    async def _work_cycle(self, board: BoardClient) -> None:
         while True:
-            await self._try(lambda: self._work_once(desk))
+            await self._try(lambda: self._work_once(board))
             if self._is_done():
                 self._left.set()
             await self._pause(self._work, self._poll_ms())
 
     def _is_done(self) -> bool:
-        is_carrying = self._desk is not None and self._desk.is_carrying
+        is_carrying = self._board is not None and self._board.is_carrying
         is_idle = not self._running and not self._finished and not self._ahead and not is_carrying
         return is_idle and (self._is_leaving or (self._options.once and self._found_nothing))
 
@@ -267,22 +269,22 @@ class Agent:
             limits.AGENT_POLL_BUSY_MS if self._fault or (is_blind and is_busy) else limits.AGENT_POLL_IDLE_MS
         )
 
-    async def _work_once(self, desk: Desk) -> None:
-        await self._return_what_waits(desk)
+    async def _work_once(self, board: BoardClient) -> None:
+        await self._return_what_waits(board)
         standing = self._standing()
-        if standing is None and not self._finished and not desk.is_carrying:
+        if standing is None and not self._finished and not board.is_carrying:
             return
-        await self._round(desk, standing)
+        await self._round(board, standing)
 
-    async def _round(self, desk: Desk, standing: Standing | None) -> None:
+    async def _round(self, board: BoardClient, standing: Standing | None) -> None:
         """Report and claim. Where the queue is likely to have more, the next tasks run while the reports of the last
         ones are synced. Where it is not, nothing comes before the report: the next task of a chain waits for it."""
         if standing is not None and self._finished and self._may_have_more:
-            await self._report_and_claim(desk, deque(), standing)
+            await self._report_and_claim(board, deque(), standing)
             standing = None
         if standing is None and self._gathers_reports():
             return
-        await self._report_and_claim(desk, self._finished, standing)
+        await self._report_and_claim(board, self._finished, standing)
 
     def _gathers_reports(self) -> bool:
         """Whether more results are about to come that can be synced together with those that wait."""
@@ -304,13 +306,13 @@ class Agent:
             self._alarm.cancel()
         self._alarm = loop.call_at(when, self._work.set)
 
-    async def _return_what_waits(self, desk: Desk) -> None:
+    async def _return_what_waits(self, board: BoardClient) -> None:
         """Return the tasks that were claimed ahead and did not start in time, or that are not to start any more."""
         if self._fault is not None:
             return
         waiting = self._ahead.overdue() if self._may_start() else self._ahead.clear()
         if waiting:
-            await self._files.do(lambda: desk.give_back_unstarted([each.name for each in waiting]))
+            await self._files.do(lambda: board.give_back_unstarted([each.name for each in waiting]))
         if (left_s := self._ahead.left_s()) is not None:
             self._work_again_in(left_s)
 
@@ -319,16 +321,16 @@ class Agent:
         return not self._is_leaving and not is_held and self._fault is None and self._crew.is_open
 
     async def _report_and_claim(
-        self, desk: Desk, finished: deque[Finished], standing: Standing | None
+        self, board: BoardClient, finished: deque[Finished], standing: Standing | None
     ) -> None:
         setting, now_ms = self._setting(), _now_ms()
-        done = await self._files.do(lambda: desk.round(setting, finished, standing, now_ms))
+        done = await self._files.do(lambda: board.round(setting, finished, standing, now_ms))
         for result in done.reported:
             self._count(result)
         if self._room.is_suspect:
             await self._look_for_room()
         for prepared in done.prepared:
-            await self._start(desk, prepared)
+            await self._start(board, prepared)
         self._crew.flush()  # first: the tasks start while the rest is written down here
         if done.reported:
             _LOG.info("reported %s", " ".join(result.name for result in done.reported))
@@ -387,14 +389,14 @@ class Agent:
         used = sum(each.prepared.task_class is TaskClass.CPU for each in self._running.values())
         return self._options.cpu_slots - used
 
-    async def _start(self, desk: Desk, prepared: Prepared) -> None:
+    async def _start(self, board: BoardClient, prepared: Prepared) -> None:
         job, slip = prepared.job, prepared.slip
         if prepared.task_class is TaskClass.CPU and self._slots_free() <= 0:
             self._ahead.put(prepared)
             self._work_again_in(limits.AHEAD_MS_MAX / 1000)
             return
         if prepared.task_class is TaskClass.SCRIPT and not await self._memory.borrow(job.id, slip.vram_mb):
-            await self._files.do(lambda: desk.give_back(prepared.name, _now_ms()))
+            await self._files.do(lambda: board.give_back(prepared.name, _now_ms()))
             self._work.set()  # something smaller may fit
             return
         self._begin(prepared)
@@ -498,32 +500,32 @@ class Agent:
 
     # ------------------------------------------------------------ the care cycle
 
-    async def _care_cycle(self, desk: Desk) -> None:
+    async def _care_cycle(self, board: BoardClient) -> None:
         while True:
-            await self._try(lambda: self._care_once(desk))
+            await self._try(lambda: self._care_once(board))
             await self._pause(self._care, limits.AGENT_INTERNAL_MS)
 
-    async def _care_once(self, desk: Desk) -> None:
+    async def _care_once(self, board: BoardClient) -> None:
         self._mind_the_guard()
         if self._running:
             self._crew.measure()
         # What is claimed while the folder is read may not be in the list.
         before, waiting = list(self._running), self._ahead.names
-        look = await self._files.do(desk.look)
+        look = await self._files.do(board.look)
         self._ahead.drop(waiting - look.held)
         self._end_revoked(look, before)
         self._unclear.look(look.signals)
         for signal in look.signals:
             if signal in self._obeying or not self._unclear.has(signal, len(self._running)):
-                await self._obey(desk, signal)
-        await self._confirm(desk)
-        await self._show_output_so_far(desk)
+                await self._obey(board, signal)
+        await self._confirm(board)
+        await self._show_output_so_far(board)
         self._hold.end_in_time()
         if self._room.is_due:
             await self._look_for_room()
         self._tell_health()
         if time.monotonic() >= self._beat_due_at or self._fault is not None:
-            await self._beat(desk)
+            await self._beat(board)
             self._forgive()
 
     def _tell_health(self) -> None:
@@ -541,12 +543,12 @@ class Agent:
         """What people see has changed; not more often than the cycle goes."""
         self._beat_due_at = min(self._beat_due_at, self._reached_at + limits.AGENT_INTERNAL_MS / 1000)
 
-    async def _show_output_so_far(self, desk: Desk) -> None:
+    async def _show_output_so_far(self, board: BoardClient) -> None:
         """Let people see what running tasks have written. A folder that does not take it has taken no result either."""
         said, self._said_so_far = self._said_so_far | self._model_work.said_so_far(), {}
         shown = [(self._running[job].prepared, text) for job, text in said.items() if job in self._running]
         if shown:
-            await self._files.do(lambda: desk.show_so_far(shown))
+            await self._files.do(lambda: board.show_so_far(shown))
 
     def _mind_the_guard(self) -> None:
         """Replaces a guard that is dead or does not answer."""
@@ -572,41 +574,41 @@ class Agent:
                 task.is_revoked = True
                 self._stop(job)
 
-    async def _beat(self, desk: Desk) -> None:
+    async def _beat(self, board: BoardClient) -> None:
         """Shows that we live, and renews the lease of the tasks once that has reached the folder."""
-        await self._look_at_files(desk)
+        await self._look_at_files(board)
         self._pulse = Pulse(self._pulse.boot_id, self._pulse.pid, self._pulse.start_time, self._pulse.seq + 1)
         heartbeat = self._heartbeat()
         asked_at = time.monotonic()
         # Before the folder takes it: what begins or ends meanwhile is not in it, and makes the next one due sooner.
         self._beat_due_at = asked_at + limits.AGENT_EXTERNAL_MS / 1000
-        await self._files.do(lambda: desk.beat(heartbeat))
+        await self._files.do(lambda: board.beat(heartbeat))
         self._reached_at = asked_at
         self._lease += 1
         self._lease_sent_at = time.monotonic()
         self._crew.lease(self._lease, limits.AGENT_LEASE_MS - int((self._lease_sent_at - asked_at) * 1000))
 
-    async def _look_at_files(self, desk: Desk) -> None:
+    async def _look_at_files(self, board: BoardClient) -> None:
         prepared = [task.prepared for task in self._running.values()]
-        for job, changed_at in (await self._files.do(lambda: desk.touched(prepared))).items():
+        for job, changed_at in (await self._files.do(lambda: board.touched(prepared))).items():
             if (task := self._running.get(job)) is not None:
                 task.headway = replace(task.headway, touched=changed_at)
 
     # ------------------------------------------------------------ signals
 
-    async def _obey(self, desk: Desk, signal: Signal) -> None:
+    async def _obey(self, board: BoardClient, signal: Signal) -> None:
         match signal.order:
             case Order.STOP:
                 self.leave()
             case Order.HOLD | Order.RESUME:
                 await self._hold.obey(signal, self._files)
             case Order.ABORT | Order.KILL:
-                if self._is_ahead(signal.task) or desk.is_bringing(signal.task):
+                if self._is_ahead(signal.task) or board.is_bringing(signal.task):
                     return  # it starts or goes back in a moment: the next look at the signals finds the task or not
                 if self._end_task(signal):
                     self._obeying.append(signal)
                     return
-        await self._files.do(lambda: desk.obeyed(signal))
+        await self._files.do(lambda: board.obeyed(signal))
 
     def _on_hold(self) -> None:
         """The agent is held, or goes on: people see it at once."""
@@ -633,11 +635,11 @@ class Agent:
     def _is_ahead(self, task: str) -> bool:
         return any(_is_named(task, each) for each in self._ahead)
 
-    async def _confirm(self, desk: Desk) -> None:
+    async def _confirm(self, board: BoardClient) -> None:
         """Removes the signals whose tasks have ended: a file that is still there was not obeyed yet."""
         obeyed = [signal for signal in self._obeying if not self._named(signal.task)]
         for signal in obeyed:
-            await self._files.do(lambda signal=signal: desk.obeyed(signal))
+            await self._files.do(lambda signal=signal: board.obeyed(signal))
             self._obeying.remove(signal)
 
     # ------------------------------------------------------------ faults of the folder

@@ -21,9 +21,9 @@ from pathlib import Path
 
 from watchbill.errors import OursError
 from watchbill.fleet import limits
-from watchbill.fleet.agent.ground import MirrorGround
 from watchbill.fleet.agent.host import HostMemory, PrivateDaemon, find_host
 from watchbill.fleet.agent.loop import Agent, AgentOptions
+from watchbill.fleet.agent.shared_folder import MirroredFolder
 from watchbill.fleet.door.caller import BrokerSession, refuse_small_messages
 from watchbill.fleet.door.wire import Op
 from watchbill.fleet.folder import places
@@ -89,15 +89,15 @@ def run_agent_behind_door(
     session = BrokerSession(reach, subject, name)
 
     def options(folder: Path) -> AgentOptions:
-        ground = MirrorGround(session, subject, name, folder / "mirror")
+        shared = MirroredFolder(session, subject, name, folder / "mirror")
         return AgentOptions(
             name,
-            ground.root,
+            shared.root,
             folder,
             cpu_slots,
             once=once,
             key=_key(),
-            ground=ground,
+            shared=shared,
             secrets=reach.variables,
         )
 

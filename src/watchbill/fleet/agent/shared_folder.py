@@ -1,7 +1,7 @@
-"""The ground an agent stands on: the shared folder itself, or a mirror of it behind a door.
+"""The shared folder as an agent has it: mounted, or a mirror of it behind a door.
 
-An agent's desk does the same in both cases. What differs is here: how the board is reached, how news of it arrive, and
-whether the files of a task have to be carried before it starts and after it has ended.
+An agent's `BoardClient` does the same in both cases. What differs is here: how the board is reached, how news of it
+arrive, and whether the files of a task have to be carried before it starts and after it has ended.
 """
 
 import errno
@@ -25,11 +25,11 @@ from watchbill.fleet.folder import places
 from watchbill.fleet.folder.disk import Disk, FolderDisk
 from watchbill.fleet.folder.slips import Slip
 
-__all__ = ["FolderGround", "Ground", "MirrorGround"]
+__all__ = ["MirroredFolder", "MountedFolder", "SharedFolder"]
 
 
-class Ground(Protocol):
-    """What a desk needs to know of where it is. All of it belongs to the file thread, and raises OSError."""
+class SharedFolder(Protocol):
+    """What a `BoardClient` needs to know of where it is. All of it belongs to the file thread, and raises OSError."""
 
     @property
     def root(self) -> Path:
@@ -85,7 +85,7 @@ class Ground(Protocol):
         ...
 
 
-class FolderGround:
+class MountedFolder:
     """The shared folder, mounted here: nothing has to be carried, and what a task produces has to be synced."""
 
     def __init__(self, root: Path) -> None:
@@ -138,7 +138,7 @@ class FolderGround:
         self._storing.pop(name, None)
 
 
-class MirrorGround:
+class MirroredFolder:
     """A mirror on this machine's own disk, and a door to the shared folder."""
 
     def __init__(self, session: BrokerSession, subject: str, agent: str, root: Path) -> None:

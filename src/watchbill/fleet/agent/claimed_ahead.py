@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from watchbill.fleet import limits
 from watchbill.fleet.agent.work import Prepared
 
-__all__ = ["Ahead"]
+__all__ = ["ClaimedAhead"]
 
 #: The weight of the last task in the mean.
 _WEIGHT = 0.2
@@ -27,7 +27,7 @@ class _Waiting:
     until: float  # by the monotonic clock
 
 
-class Ahead:
+class ClaimedAhead:
     """The tasks of one agent that are claimed and have not started."""
 
     def __init__(self, slots: int) -> None:

@@ -1,4 +1,4 @@
-"""The desk: an agent's side of the shared folder. Everything here runs on the agent's file thread.
+"""An agent's side of the board in the shared folder. Everything here runs on the agent's file thread.
 
 It joins the board, reports, claims, shows the heartbeat and reads signals. It raises OSError whenever the folder does
 not take or give something, also when another folder is found at its place: an unmounted mount point is an empty folder,
@@ -17,9 +17,9 @@ from watchbill.errors import OursError
 from watchbill.files.disk import DISK_FULL
 from watchbill.fleet import limits
 from watchbill.fleet.agent.concluding import conclude
-from watchbill.fleet.agent.ground import FolderGround, Ground
 from watchbill.fleet.agent.preparing import CannotCage, NotForUs, NotNow, prepare
 from watchbill.fleet.agent.produced import Unstored
+from watchbill.fleet.agent.shared_folder import MountedFolder, SharedFolder
 from watchbill.fleet.agent.work import (
     Finished,
     Prepared,
@@ -41,7 +41,7 @@ from watchbill.fleet.matching.claiming import Standing, choose, claimed_ahead, n
 from watchbill.fleet.permissions.rules import Action
 from watchbill.fleet.permissions.ruling import told
 
-__all__ = ["Desk", "Look", "Round"]
+__all__ = ["BoardClient", "Look", "Round"]
 
 #: How long an agent leaves a slip alone that is to be kept from it, or that it gave back. After that it takes the slip
 #: all the same: the other agent that could have may be dead.
@@ -80,15 +80,15 @@ class _Unsent(NamedTuple):
     prepared: Prepared
 
 
-class Desk:
+class BoardClient:
     """One agent's hands in the shared folder."""
 
-    def __init__(self, root: Path, agent: str, ground: Ground | None = None) -> None:
-        """Without a ground: the folder at the root. Raises OursError for a folder that is no fleet, and OSError."""
-        self._ground = ground or FolderGround(root)
-        self.root, self.agent = self._ground.root, agent
-        self.fleet, self._identity = self._ground.identify()
-        self._disk = self._ground.disk
+    def __init__(self, root: Path, agent: str, shared: SharedFolder | None = None) -> None:
+        """Without `shared`: the folder at the root. Raises OursError for a folder that is no fleet, and OSError."""
+        self._shared = shared or MountedFolder(root)
+        self.root, self.agent = self._shared.root, agent
+        self.fleet, self._identity = self._shared.identify()
+        self._disk = self._shared.disk
         self._board = Board(self._disk)
         self._log: ResultLog | None = None
         self._coming: dict[str, Slip] = {}  # slips whose files are being brought
@@ -140,7 +140,7 @@ class Desk:
 
     def watch(self) -> Arrivals:
         """Listen for new slips and signals, where the folder can be heard."""
-        return self._ground.watch()
+        return self._shared.watch()
 
     @property
     def is_carrying(self) -> bool:
@@ -178,7 +178,7 @@ class Desk:
             show_so_far(self.root, prepared, text)
             self._shown.add(prepared.name)
             if prepared.slip.batch:
-                self._ground.show(prepared.name, so_far_path(self.root, prepared))
+                self._shared.show(prepared.name, so_far_path(self.root, prepared))
 
     def obeyed(self, signal: Signal) -> None:
         """Remove a signal that was obeyed."""
@@ -195,7 +195,7 @@ class Desk:
         while finished:
             result, prepared = self._concluded(finished[0], setting), finished[0].prepared
             if result.end is End.DONE:  # of all of them at the same time: their syncs are cheaper together
-                self._ground.store(prepared.name, prepared.slip, prepared.produces)
+                self._shared.store(prepared.name, prepared.slip, prepared.produces)
             self._unsent.append(_Unsent(result, prepared))
             finished.popleft()
         are_all_sent = self._send()
@@ -225,7 +225,7 @@ class Desk:
         """Forget slips that are not in our hands any more, and whose results do not wait."""
         for name in names.difference(each.prepared.name for each in self._unsent):
             self._coming.pop(name, None)
-            self._ground.forget(name)
+            self._shared.forget(name)
 
     # ------------------------------------------------------------ reports
 
@@ -233,9 +233,9 @@ class Desk:
         """Have the files of ended tasks in the shared folder; only then are they reported. False: there is more."""
         while self._unsent:
             result, prepared = self._unsent[0]
-            missing = self._ground.left_out(prepared.name)
+            missing = self._shared.left_out(prepared.name)
             try:
-                failed = self._ground.send(
+                failed = self._shared.send(
                     prepared.name, prepared.slip, durable=prepared.question is not None
                 )
             except PermissionError as error:
@@ -351,10 +351,10 @@ class Desk:
 
     def _bring(self, done: Round, setting: Setting, now_ms: int) -> None:
         """Prepare the claimed tasks whose files are here. Bringing them may take several rounds."""
-        self._ground.look_again()
+        self._shared.look_again()
         for name, slip in list(self._coming.items()):
             try:
-                if not self._ground.bring(name, slip):
+                if not self._shared.bring(name, slip):
                     return
             except (OSError, OursError) as error:
                 if isinstance(error, OSError) and error.errno in _AWAY:
@@ -368,7 +368,7 @@ class Desk:
     def _refuse_uncarried(self, name: str, error: OSError | OursError) -> None:
         """A task whose files cannot come here."""
         del self._coming[name]
-        self._ground.forget(name)
+        self._shared.forget(name)
         if isinstance(error, OSError):
             is_revoked = error.errno == errno.EACCES
             # The result of a revoked task is not read any more.
@@ -384,7 +384,7 @@ class Desk:
                 done.prepared.append(prepared)
             else:
                 command = slip.work.command
-                why = told(prepared, command, slip.batch, slip.task, self._ground.told_root)
+                why = told(prepared, command, slip.batch, slip.task, self._shared.told_root)
                 self._refuse(name, _ENDS[prepared.action], why)
         except NotForUs:
             self.give_back(name, now_ms)
@@ -404,7 +404,7 @@ class Desk:
 
     def _check(self) -> None:
         """Raise OSError when the folder at the root is not the one that was joined."""
-        fleet, identity = self._ground.identify()
+        fleet, identity = self._shared.identify()
         if fleet != self.fleet:
             raise OSError(errno.ENODEV, "another fleet is mounted here now", os.fspath(self.root))
         if identity != self._identity and self._log is not None:
