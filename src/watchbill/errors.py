@@ -21,6 +21,7 @@
         ├── LaneFull                 429  lane_full
         ├── NeverFits                503  never_fits
         ├── NoLease                  409  no_lease
+        │   └── LeaseEnds            409  no_lease
         ├── TierClosed               503  tier_closed
         ├── NoMemory                 503  no_memory
         ├── WaitExceeded             503  wait_exceeded
@@ -50,7 +51,7 @@ from typing import ClassVar, NamedTuple
 
 __all__ = [
     "AuthenticationFailed", "Cancelled", "ConfigError", "DeviceUnreadable", "DiskFailed", "EngineFailed",
-    "Forbidden", "IllegalTransition", "InMaintenance", "LaneFull", "MethodNotAllowed", "ModelFailed",
+    "Forbidden", "IllegalTransition", "InMaintenance", "LaneFull", "LeaseEnds", "MethodNotAllowed", "ModelFailed",
     "ModelNotFound", "NameRefused", "NeverFits", "NoLease", "NoMemory", "NoRoomToPull", "NotFound", "NotOffered",
     "NotReachable", "OursError", "Overloaded", "Preempted", "PreviousNotFound", "Problem", "PullFailed",
     "ReceiptTimeout", "RequestError", "RootInUse", "RunTimeout", "ShuttingDown", "Stale", "TheirsError",
@@ -212,6 +213,10 @@ class NoLease(TheirsError):
 
     code = "no_lease"
     status = 409
+
+
+class LeaseEnds(NoLease):
+    """This machine shuts down, and its leases end with it; ask for a new one when it is back."""
 
 
 class TierClosed(TheirsError):

@@ -111,3 +111,33 @@ def test_two_daemons_whose_clocks_are_apart_outlive_a_kill_of_either(
     assert ends, "the sweep is in the journal"
     for daemon in (asking, lender):
         assert daemon.stop() == 0
+
+
+def test_a_request_that_waits_at_a_lender_outlives_its_orderly_ends(
+    machines: tuple[Machine, Machine],
+) -> None:
+    """RES-23, P1: its model was still loading there, two times. An orderly end is no failure of the request, which waits
+    for the next lease as it does after a kill."""
+    rig, home = machines
+    big = f'touch = false, load = "2s", tokens = {TOKENS}, text = "{TEXT}"'
+    rig.config.write_text(scripted("big", big) + f'[peers.home]\ntheir_key = "{KEY}"\n')
+    lender = rig.start()
+    home.config.write_text(
+        scripted("small", "") + f'[peers.rig]\nurl = "{lender.url}"\nkey = "{KEY}"\nmodels = ["big"]\n'
+    )
+    asking = home.start()
+    with ThreadPoolExecutor(1) as callers:
+        going = callers.submit(answer, asking)
+        for _ in range(2):
+            wait_until(partial(has_leased, lender))
+            assert lender.stop() == 0
+            lender = rig.start()
+        assert len(going.result(90).split()) == TOKENS
+    for daemon in (asking, lender):
+        assert daemon.stop() == 0
+
+
+def has_leased(daemon: Daemon) -> bool:
+    """Whether a request under a lease is there."""
+    listed = json.loads(daemon.ask("/wb/v1/requests")[2])["requests"]
+    return any(each["class"] == "leased" for each in listed)

@@ -5,7 +5,7 @@ A lease belongs to the peer whose key asked for it; no other peer can renew or e
 
 from watchbill.catalog import PeerRules
 from watchbill.core.leases import LEASE_MS, RENEW_MS
-from watchbill.errors import Forbidden, ModelNotFound, RequestError
+from watchbill.errors import Forbidden, LeaseEnds, ModelNotFound, RequestError
 from watchbill.gateway.answers import json_response
 from watchbill.gateway.http.messages import Response
 from watchbill.gateway.native import read_object
@@ -45,6 +45,8 @@ class LeasesApi:
     async def renew(self, context: RequestContext) -> Response:
         """POST /wb/v1/leases/{id}/renew: the peer lives."""
         id, driver = context.request.match["id"], self._services.driver
+        if self._services.closing.is_set():
+            raise LeaseEnds
         driver.renew_lease(_peer(context).name, id)
         return json_response({"id": id, "lasts_ms": LEASE_MS, "renew_ms": RENEW_MS}, context.lines())
 

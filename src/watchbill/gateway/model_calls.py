@@ -20,7 +20,7 @@ from watchbill.decodable import is_decodable, json_decoder
 from watchbill.engines.limits import ERROR_BYTES_MAX, UPSTREAM_ANSWER_BYTES_MAX
 from watchbill.engines.statuses import Said
 from watchbill.engines.upstream import Outgoing
-from watchbill.errors import EngineFailed, Preempted, ShuttingDown, Stale, TheirsError
+from watchbill.errors import EngineFailed, LeaseEnds, Preempted, ShuttingDown, Stale, TheirsError
 from watchbill.gateway.answers import EngineRefused, engine_error, let_go, verdict
 from watchbill.gateway.fallback import Fallback, fallback_for, summarize_request
 from watchbill.gateway.forced_calls import ForcedCall
@@ -113,7 +113,7 @@ class ModelCalls:
                 relay.finish(ok=True)
                 return whole
         except TheirsError as error:
-            return self._fall_back(context, submission, error)
+            return self._fall_back(context, submission, _told(submission, error))
 
     async def fetch(self, context: RequestContext, submission: Submission, send: Sender) -> Whole:
         """An answer that is no stream."""
@@ -129,6 +129,8 @@ class ModelCalls:
                 return _pass_on(relay, answer)
         except Stale as error:
             raise Preempted(str(error)) from None  # there is no fallback for a vector
+        except ShuttingDown as error:
+            raise _told(submission, error) from None
 
     async def count(self, context: RequestContext, submission: Submission, send: Sender) -> Fields | None:
         """An engine's count of tokens; None where it has no such address, or answers something else there."""
@@ -175,9 +177,9 @@ class ModelCalls:
                     await _stream(relay, out, piece)
         except TheirsError as error:
             if told:
-                await self._tell(context, out, error)
+                await self._tell(context, out, _told(submission, error))
             else:
-                await self._fall_back_in(context, submission, out, error)
+                await self._fall_back_in(context, submission, out, _told(submission, error))
         return await out.end()
 
     async def load(self, context: RequestContext, submission: Submission) -> None:
@@ -332,6 +334,12 @@ def _step_aside() -> Generator[None]:
     several times larger than a processor's cache: one after the other, each request would fetch all of it again.
     """
     yield
+
+
+def _told(submission: Submission, error: TheirsError) -> TheirsError:
+    """What the caller is told. Another machine, whose work this one gives up because it shuts down, has it done later:
+    its lease ends, which is no failure of the request."""
+    return LeaseEnds() if submission.lease is not None and isinstance(error, ShuttingDown) else error
 
 
 def _nothing(start: Start) -> Outgoing:

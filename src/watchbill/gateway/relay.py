@@ -433,9 +433,10 @@ class Relay(AbstractContextManager["Relay", None]):
         return True
 
     def _check_lease(self) -> None:
-        """A peer that does not know the lease has forgotten it: the request goes back, and a new one is asked for."""
+        """A peer that does not know the lease has ended, or is about to: as one that is away, it has failed no request.
+        The request goes back, and a new lease is asked for."""
         if self._start is not None and self._start.tier is Tier.PEER:
-            raise UpstreamFailed(FailureKind.CLOSED, "the peer does not know the lease any more")
+            raise UpstreamFailed(FailureKind.CONNECT, "the peer does not know the lease any more")
 
     def _asks_again(self, call: Call, status: int) -> bool:
         """Whether an answer that is none has the request asked again: otherwise, or at another site."""
@@ -599,6 +600,8 @@ class Relay(AbstractContextManager["Relay", None]):
             if heard:
                 return heard
         if resume.broken_by:
+            if resume.has_lost_lease:
+                self._check_lease()
             raise UpstreamFailed(FailureKind.TRUNCATED, resume.broken_by, received=True)
         return None if piece is None else resume.rest()
 

@@ -19,7 +19,7 @@ import msgspec
 from watchbill.decodable import json_decoder
 from watchbill.engines.connection import Outgoing
 from watchbill.engines.sse import DONE, EventReader, EventTooLarge, WholeEvents
-from watchbill.errors import EngineFailed, Preempted, ShuttingDown
+from watchbill.errors import EngineFailed, NoLease, Preempted, ShuttingDown
 from watchbill.gateway.body import encode
 from watchbill.gateway.limits import RESUME_TEXT_CHARS_MAX, RESUME_TOKENS_MAX
 from watchbill.gateway.typed import is_count
@@ -72,6 +72,7 @@ class Resumption:
 
     def _begin_part(self) -> None:
         self.broken_by = ""  # why the other machine does not go on
+        self.has_lost_lease = False  # it says that this is no failure: it is asked again under another lease
         self._reader = EventReader()
         self._events = WholeEvents()
         self._finished = False
@@ -158,15 +159,17 @@ class Resumption:
 
     def _breaks_off(self, payload: bytes) -> bool:
         """Whether another machine says here that it does not go on, and the answer can be continued."""
-        if not self.is_far or b'"error"' not in payload or not self.can_go_on or not self.has_advanced:
+        if not self.is_far or b'"error"' not in payload:
             return False
         try:
             error = decode_fields(payload, NO_STREAM).get("error")
         except EngineFailed:
             return False
         told = cast("Fields", error) if isinstance(error, dict) else {}
-        if told.get("code") in _BREAKS:
-            self.broken_by = str(told.get("message") or told["code"])
+        code = told.get("code")
+        self.has_lost_lease = code == NoLease.code and (self.can_go_on or not self._parts)
+        if self.has_lost_lease or (code in _BREAKS and self.can_go_on and self.has_advanced):
+            self.broken_by = str(told.get("message") or code)
         return bool(self.broken_by)
 
     def rest(self) -> bytes:
