@@ -116,8 +116,8 @@ def test_two_daemons_whose_clocks_are_apart_outlive_a_kill_of_either(
 def test_a_request_that_waits_at_a_lender_outlives_its_orderly_ends(
     machines: tuple[Machine, Machine],
 ) -> None:
-    """RES-23, P1: its model was still loading there, two times. An orderly end is no failure of the request, which waits
-    for the next lease as it does after a kill."""
+    """RES-23, P1: its model was still loading there, two times. An orderly end is no failure of the request: it waits
+    for the next lease, as it does after a kill."""
     rig, home = machines
     big = f'touch = false, load = "2s", tokens = {TOKENS}, text = "{TEXT}"'
     rig.config.write_text(scripted("big", big) + f'[peers.home]\ntheir_key = "{KEY}"\n')
