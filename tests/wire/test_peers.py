@@ -271,6 +271,32 @@ async def whole(status: int, told: object, writer: asyncio.StreamWriter) -> None
     writer.write(head.encode() + body)
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        *(
+            json.dumps({"id": id, "lasts_ms": 60_000, "renew_ms": 20_000}).encode()
+            for id in ("a\r\nX-Other: 1", "Ω", "", "a/../b", "a b", "a\n", "a" * 101)
+        ),
+        b'{"id": "\xff", "lasts_ms": 60000, "renew_ms": 20000}',
+    ],
+    ids=ascii,
+)
+async def test_a_lease_whose_name_is_none_is_not_taken(tmp_path: Path, body: bytes) -> None:
+    """RES-23: with a line break in its name the request ended with 500, and the leases of the peer were not renewed any
+    more."""
+
+    async def strange(asked: Asked, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body))
+
+    async with (
+        peer_listening(strange) as peer,
+        machine(tmp_path / "home", home_config(peer.port)) as (home, _),
+    ):
+        answer = await within(20, home.ask("/v1/chat/completions", BODY | {"model": "big"}))
+        assert answer.status == 503 and b"is no Watchbill machine" in answer.body, answer.body
+
+
 async def test_a_peer_behind_a_tunnel_is_waited_for_while_it_is_away(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -266,7 +266,7 @@ class BurstHost:
                 asked, timeout_ms=limits.PROBE_MS_MAX, limit_bytes=limits.PROBE_ANSWER_BYTES_MAX
             )
             listed = msgspec.json.decode(reply.body, type=_Listed).data if reply.status == 200 else []
-        except (UpstreamFailed, msgspec.DecodeError):
+        except (UpstreamFailed, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return False
         return any(
             each.owned_by == _LLAMA_CPP or (each.id == model and (each.meta or {}).get("continues") is True)

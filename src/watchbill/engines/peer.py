@@ -13,11 +13,13 @@ import asyncio
 import time
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Annotated
 
 import msgspec
 
 from watchbill.catalog import EngineRules
 from watchbill.core.messages import Blame
+from watchbill.decodable import json_decoder
 from watchbill.engines import limits
 from watchbill.engines.base import Capabilities, HostState, LoadError, Warm, endpoint_of
 from watchbill.engines.foreign import ForeignHold, Gone
@@ -29,15 +31,22 @@ __all__ = ["PeerHost"]
 _PATH = "/wb/v1/leases"
 #: It does not know our key, or does not lend this model: a later question gets the same answer.
 _FINAL_STATUSES = frozenset({401, 403, 404})
+#: What an answer of no Watchbill machine raises when it is read.
+_UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+#: The name of a lease stands in a header and in addresses, as it was told.
+_LeaseId = Annotated[str, msgspec.Meta(pattern=r"\A[A-Za-z0-9_-]{1,100}\Z")]
 
 
 class _Granted(msgspec.Struct):
     """What a peer answers to the question for a lease."""
 
-    id: str
+    id: _LeaseId
     lasts_ms: int
     renew_ms: int
     continues: bool = False
+
+
+_decode_granted = json_decoder(_Granted).decode
 
 
 class _Held(msgspec.Struct):
@@ -88,8 +97,8 @@ class PeerHost:
         if reply.status != 200:
             raise LoadError(f"the peer {self._name} gives no lease: {_said(reply)}", blame=Blame.HOST)
         try:
-            granted = msgspec.json.decode(reply.body, type=_Granted)
-        except msgspec.DecodeError as error:
+            granted = _decode_granted(reply.body)
+        except _UNREADABLE as error:
             raise LoadError(
                 f"the peer {self._name} is no Watchbill machine: {error}", hopeless=True
             ) from error
@@ -172,10 +181,13 @@ class _Refusal(msgspec.Struct):
     error: _Error = msgspec.field(default_factory=_Error)
 
 
+_decode_refusal = json_decoder(_Refusal).decode
+
+
 def _said(reply: Reply) -> str:
     """What the peer answered, in its words."""
     try:
-        text = msgspec.json.decode(reply.body, type=_Refusal).error.message
-    except msgspec.DecodeError:
+        text = _decode_refusal(reply.body).error.message
+    except _UNREADABLE:
         text = ""
     return text or f"it answered {reply.status}"
