@@ -12,7 +12,6 @@ from typing import cast
 from support.interleavings import World, newborn, run_alone, step, whole_turn
 from support.memory_disk import Cut, File, MemoryDisk, State, Steps
 from watchbill.files.checked_log import whole_lines
-from watchbill.fleet.coordinator.inbox import StartAnew
 from watchbill.fleet.coordinator.loop import Coordinator
 from watchbill.fleet.folder.agent_report import AgentReport
 from watchbill.fleet.folder.board import Board
@@ -82,8 +81,6 @@ class Brain:
                 self.coordinator.turn(now_ms)
         except Superseded:
             return False
-        except StartAnew:  # what was asked for needs the next epoch
-            self.coordinator = None
         return True
 
 

@@ -8,7 +8,6 @@ import pytest
 from support.eventually import wait_until
 from support.fleet_rig import FleetRig
 from watchbill import cli
-from watchbill.fleet.coordinator.inbox import StartAnew
 from watchbill.fleet.folder import places
 from watchbill.fleet.folder.disk import FolderDisk
 from watchbill.fleet.state.ledger import Ledger, Phase
@@ -22,15 +21,6 @@ def task(name: str, command: str, *keys: str) -> str:
     return f"### {name}\n- **command**:\n  ```bash\n  {command}\n  ```\n{lines}"
 
 
-def turn(rig: FleetRig) -> bool:
-    try:
-        return rig.turn()
-    except StartAnew:
-        rig.brain.close()
-        rig.brain = rig.new_brain()
-        return False
-
-
 def new_coordinator(rig: FleetRig) -> None:
     rig.brain.close()
     rig.brain = rig.new_brain()
@@ -42,7 +32,7 @@ def ledger(rig: FleetRig) -> Ledger:
 
 
 def is_at(rig: FleetRig, name: str, phase: Phase) -> bool:
-    turn(rig)
+    rig.turn()
     found = ledger(rig)
     return name in found and found.phase(name) is phase
 
@@ -76,13 +66,13 @@ def test_an_approved_command_runs_once_and_the_journal_says_who_approved_it(
     """FLEET-10: also in a batch that has ended meanwhile because nothing else was left."""
     asking(rig, *more)
     if not more:
-        wait_until(lambda: turn(rig))
+        wait_until(rig.turn)
     (waits,) = waiting(rig, capsys)
     assert (waits["batch"], waits["plan"], waits["task"], waits["why"]) == ("b1", "p", "asks", "approval")
     assert waits["command"] == "touch {BATCH_PATH}/ran" and 'ask "touch *"' in waits["question"]
     told = json.loads(run(rig, capsys, "plan", "approve", "asks", "--json"))
     assert (told["batch"], told["tasks"]) == ("b1", ["asks"]) and "@" in told["who"]
-    wait_until(lambda: turn(rig), 60)
+    wait_until(rig.turn, 60)
     assert (rig.batch_folder("b1") / "ran").exists()
     (approved,) = rig.entries("b1", "approve")
     assert (approved["task"], approved["who"]) == ("asks", told["who"]) and approved["at_ms"]
@@ -100,10 +90,10 @@ def test_a_command_that_a_person_denies_has_failed_and_its_dependents_are_skippe
     """FLEET-10."""
     asking(rig, *more)
     if not more:
-        wait_until(lambda: turn(rig))
+        wait_until(rig.turn)
     run(rig, capsys, "plan", "deny", "asks", "--reason", "not today")
     wait_until(lambda: is_at(rig, "asks", Phase.FAILED))
-    wait_until(lambda: turn(rig))
+    wait_until(rig.turn)
     found = ledger(rig)
     assert found.state("asks").tail.endswith("not today") and "@" in found.state("asks").tail
     assert [found.phase(each) for each in ("after",) if more] == [Phase.SKIPPED][: len(more)]
@@ -122,10 +112,10 @@ def test_questions_and_approvals_survive_new_coordinators_and_agents(
     assert [each["task"] for each in waiting(rig, capsys)] == ["asks"]
     run(rig, capsys, "plan", "approve", "asks")  # no coordinator reads it yet
     new_coordinator(rig)
-    wait_until(lambda: turn(rig) or bool(rig.entries("b1", "approve")))
+    wait_until(rig.turn or bool(rig.entries("b1", "approve")))
     new_coordinator(rig)
     rig.start("cpu-2")
-    wait_until(lambda: turn(rig), 60)
+    wait_until(rig.turn, 60)
     assert rig.entries("b1", "ended")[-1]["outcome"] == "complete"
     assert len(rig.entries("b1", "approve")) == 1
 
@@ -139,9 +129,9 @@ def test_an_approved_task_that_fails_is_not_asked_about_again(
     wait_until(lambda: is_at(rig, "asks", Phase.MANUAL))
     run(rig, capsys, "plan", "approve", "asks")
     wait_until(lambda: is_at(rig, "asks", Phase.FAILED))
-    wait_until(lambda: turn(rig))
+    wait_until(rig.turn)
     run(rig, capsys, "plan", "retry", "asks")
-    wait_until(lambda: len(rig.entries("b1", "fail")) == 2 or turn(rig) is None)
+    wait_until(lambda: len(rig.entries("b1", "fail")) == 2 or rig.turn() is None)
     assert len(rig.entries("b1", "hold")) == 1
 
 
@@ -167,7 +157,7 @@ def test_an_approval_does_not_hold_for_a_corrected_plan(
     wait_until(lambda: is_at(rig, "asks", Phase.MANUAL))
     run(rig, capsys, "plan", "approve", "asks")
     wait_until(lambda: is_at(rig, "asks", Phase.FAILED))
-    wait_until(lambda: turn(rig))
+    wait_until(rig.turn)
     plan = (folder / "plan.md").read_text()
     (folder / "plan.md").write_text(plan.replace("/ran; false", "/other"))
     run(rig, capsys, "plan", "resume", "b1")
@@ -182,12 +172,12 @@ def test_all_waiting_tasks_of_a_fan_out_are_approved_by_its_name(
     folder = rig.submit("b1", task("each", "touch {BATCH_PATH}/{ITEM}", "foreach**: items.json"))
     (folder / "items.json").write_text('["x", "y"]')
     rig.start("cpu-1")
-    wait_until(lambda: turn(rig))
+    wait_until(rig.turn)
     assert [(each["task"], each["items"]) for each in waiting(rig, capsys)] == [
         ("each_1", ['"x"']), ("each_2", ['"y"']),
     ]  # fmt: skip
     run(rig, capsys, "plan", "approve", "each", "--batch", "b1")
-    wait_until(lambda: turn(rig) and ledger(rig).outcome is not None and not waiting(rig, capsys), 60)
+    wait_until(rig.turn and ledger(rig).outcome is not None and not waiting(rig, capsys), 60)
     assert {path.name for path in rig.batch_folder("b1").iterdir()} >= {"x", "y"}
 
 
@@ -203,10 +193,10 @@ def test_an_approval_counts_in_a_round_that_was_begun_for_another_task(
     run(rig, capsys, "plan", "retry" if is_retried else "approve", "other")
     wait_until(lambda: is_at(rig, "other", Phase.ISSUED))
     run(rig, capsys, "plan", "approve", "asks")
-    wait_until(lambda: not turn(rig) and bool(rig.entries("b1", "approve")))
+    wait_until(lambda: not rig.turn() and bool(rig.entries("b1", "approve")))
     new_coordinator(rig)
     rig.start("cpu-2")
-    wait_until(lambda: turn(rig), 60)
+    wait_until(rig.turn, 60)
     assert rig.entries("b1", "ended")[-1]["outcome"] == "complete"
     assert (rig.batch_folder("b1") / "ran").exists() and waiting(rig, capsys) == []
 
@@ -236,6 +226,6 @@ def test_a_request_that_was_written_by_hand_for_something_else_is_refused(rig: F
     for number, tasks in enumerate(({"asks": "0" * 64}, {"other": "0" * 64}, {"after": "0" * 64}, {}, [])):
         (inbox / f"b1.r{number}.approve").write_text(json.dumps({**good, "id": f"r{number}", "tasks": tasks}))
     (inbox / "b1.r9.approve").write_text("{")
-    wait_until(lambda: not turn(rig) and not list(inbox.iterdir()))
+    wait_until(lambda: not rig.turn() and not list(inbox.iterdir()))
     assert len(list((rig.root / places.REFUSED).glob("*.approve"))) == 6
     assert ledger(rig).phase("asks") is Phase.MANUAL and rig.entries("b1", "approve") == []

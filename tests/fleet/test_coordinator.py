@@ -10,8 +10,8 @@ import pytest
 from watchbill import limits
 from watchbill.fleet import limits as fleet_limits
 from watchbill.fleet.coordinator import loop
+from watchbill.fleet.coordinator.active import ActiveBatches
 from watchbill.fleet.coordinator.acts import Acts
-from watchbill.fleet.coordinator.inbox import StartAnew
 from watchbill.fleet.coordinator.loop import Coordinator
 from watchbill.fleet.folder import places
 from watchbill.fleet.folder.board import Board
@@ -20,6 +20,7 @@ from watchbill.fleet.folder.heartbeat import Heartbeat, Pulse, Watcher, write_he
 from watchbill.fleet.folder.requests import Reopening, ask_to_cancel, ask_to_reopen
 from watchbill.fleet.folder.results import End, Result, ResultLog
 from watchbill.fleet.folder.slips import Slip
+from watchbill.fleet.state import epochs
 from watchbill.fleet.state.approving import Answer, Verdict, answer, questions_of
 from watchbill.fleet.state.entries import Reopen, encode_entry
 from watchbill.fleet.state.epochs import Office, Superseded
@@ -717,51 +718,97 @@ def test_an_answer_reaches_a_task_whose_fan_out_runs_although_another_task_was_s
     assert sorted(map(str, accepted)) == ["each_1", "each_2"]
 
 
-def test_requests_about_more_batches_than_one_turn_reads_are_all_obeyed(rig: Rig) -> None:
-    """PLAN-07: they lay there when the coordinator started; one that has ended is kept until its request is read."""
+def test_requests_about_many_batches_that_have_ended_are_all_obeyed(rig: Rig) -> None:
+    """PLAN-07: more than one turn reads, of batches that this coordinator has closed and that others have."""
     batches = [f"b{number}" for number in range(fleet_limits.INBOX_PER_TURN_MAX + 4)]
-    for batch in batches:
+    for number, batch in enumerate(batches):
         rig.submit(batch, "p", "### a\n- **command**: `true`\n")
-    _work_on(rig, 0)
-    for batch in batches:
-        ask_to_reopen(rig.disk, Reopening("r1", batch, "p", ("a",)))
-    rig.brain = rig.new_brain(100)
-    _work_on(rig, 100)
+        if number == 1:
+            _work_on(rig, 0)
+            rig.brain = rig.new_brain(10)
+    _work_on(rig, 10)
+    for round_begins_ms in (100, 200, 300):
+        if round_begins_ms == 300:
+            rig.brain = rig.new_brain(299)
+        for batch in batches:
+            ask_to_reopen(rig.disk, Reopening(f"r{round_begins_ms}", batch, "p", ("a",)))
+        _work_on(rig, round_begins_ms)
     assert os.listdir(rig.root / places.REFUSED) == os.listdir(rig.root / places.ACTIVE) == []
     for batch in batches:
-        assert [entry["attempt"] for entry in rig.counted(batch) if entry["e"] == "accept"] == [1, 2]
+        assert [entry["attempt"] for entry in rig.counted(batch) if entry["e"] == "accept"] == [1, 2, 3, 4]
+        assert rig.counted(batch)[-1]["outcome"] == "complete"
 
 
-def test_requests_about_batches_that_have_ended_stop_no_other_batch_however_many_there_are(rig: Rig) -> None:
-    """PLAN-07, FLEET-08: each needs a new epoch, and the next one comes before that has made its first turn."""
-    ended = [f"e{number}" for number in range(6)]
-    for batch in ended:
-        rig.submit(batch, "other", "### a\n- **command**: `true`\n")
+def test_requests_about_batches_that_have_ended_leave_all_others_as_they_are(rig: Rig) -> None:
+    """PLAN-07, FLEET-07: what shows no progress is aborted in its time, and what is put off comes in its time."""
+    rig.submit("b0", "p", "### a\n- **command**: `true`\n")
     _work_on(rig, 0)
-    rig.submit("b1", "p", FAN_OUT.partition("### each")[0])
+    rig.submit("b1", "p", "### stuck\n- **command**: `true`\n### fails\n- **command**: `true`\n")
     rig.brain.turn(10)
-    for now_ms, batch in enumerate(ended, 11):
-        for name, _ in rig.claim():
-            rig.report(name)
-        ask_to_reopen(rig.disk, Reopening("r1", batch, "other", ("a",)))
-        with pytest.raises(StartAnew):
-            rig.brain.turn(now_ms)
-        rig.brain = rig.new_brain(now_ms)
-    assert rig.counted("b1")[-1]["outcome"] == "complete"
+    slips = {slip.task: name for name, slip in rig.claim()}
+    rig.report(slips["fails"], End.FAILED)
+    tried: list[int] = []
+    for now_ms in range(20, limits.STUCK_AFTER_MS + 20_000, 10_000):
+        rig.beat()
+        if now_ms % 30_000 == 20:
+            ask_to_reopen(rig.disk, Reopening(f"r{now_ms}", "b0", "p", ("a",)))
+        rig.brain.turn(now_ms)
+        for name, slip in rig.claim():
+            rig.report(name, End.FAILED if slip.task == "fails" else End.DONE)
+            tried += [now_ms] * (slip.task == "fails")
+        rig.brain.turn(now_ms + 1)
+    assert [now_ms // 1_000 for now_ms in tried] == [10, 80]
+    assert os.listdir(rig.root / places.SIGNALS) == ["cpu-1.abort.stuck"]
+    assert len([entry for entry in rig.counted("b0") if entry["e"] == "accept"]) > 40
 
 
 def test_a_cancel_behind_a_retry_of_a_batch_that_has_ended_is_obeyed_behind_it(rig: Rig) -> None:
-    """PLAN-07: the retry needs the next epoch; the cancel is not taken for one of a batch that has ended."""
+    """PLAN-07: the cancel is not taken for one of a batch that has ended."""
     rig.submit("b1", "p", "### a\n- **command**: `true`\n")
     _work_on(rig, 0)
     ask_to_reopen(rig.disk, Reopening("r1", "b1", "p", ("a",)))
     ask_to_cancel(rig.disk, "b1")
-    with pytest.raises(StartAnew):
-        rig.brain.turn(100)
-    rig.brain = rig.new_brain(101)
-    rig.brain.turn(101)
+    rig.brain.turn(100)
     assert [entry["e"] for entry in rig.counted("b1")][-2:] == ["cancel", "ended"]
-    assert os.listdir(rig.root / places.INBOX) == []
+    assert os.listdir(rig.root / places.INBOX) == os.listdir(rig.root / places.ACTIVE) == []
+
+
+def test_a_batch_that_a_superseded_coordinator_reopened_is_offered_by_the_one_that_counts(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """FLEET-09, R13: it wrote its decisions, and did not act. The other one is asked for the batch when it runs."""
+    rig.submit("b1", "p", "### a\n- **command**: `true`\n")
+    _work_on(rig, 0)
+    first = rig.new_brain(10)
+    ask_to_reopen(rig.disk, Reopening("r1", "b1", "p", ("a",)))
+    asked = next((rig.root / places.INBOX).iterdir())
+    kept = asked.read_bytes()
+    write = ActiveBatches.write
+
+    def is_superseded_behind_its_writing(active: ActiveBatches) -> int:
+        written = write(active)
+        monkeypatch.undo()
+        asked.unlink()  # it comes when the successor has looked already
+        rig.brain = rig.new_brain(11)
+        return written
+
+    monkeypatch.setattr(ActiveBatches, "write", is_superseded_behind_its_writing)
+    with pytest.raises(Superseded):
+        first.turn(10)
+    asked.write_bytes(kept)
+    _work_on(rig, 20)
+    assert [entry["attempt"] for entry in rig.counted("b1") if entry["e"] == "accept"] == [1, 2]
+    assert os.listdir(rig.root / places.INBOX) == os.listdir(rig.root / places.ACTIVE) == []
+
+
+def test_a_coordinator_that_was_superseded_takes_no_epoch_behind_the_one_that_counts(rig: Rig) -> None:
+    """FLEET-09, R13: it is asked for a batch that it has closed itself, and somebody else has the next number."""
+    rig.submit("b1", "p", "### a\n- **command**: `true`\n")
+    _work_on(rig, 0)
+    epoch = rig.brain.epoch
+    assert epochs.take_next_epoch(rig.disk, epoch) == epoch + 1
+    with pytest.raises(Superseded):
+        epochs.take_next_epoch(rig.disk, epoch)
 
 
 def test_a_batch_that_is_reopened_is_shown_before_its_former_fan_out_is_taken_back(rig: Rig) -> None:
@@ -853,10 +900,7 @@ def test_a_retry_takes_back_a_fan_out_of_which_most_tasks_wait_for_their_turn(ri
 def _work_on(rig: Rig, now_ms: int, failing: str = "") -> None:
     """Turns in which all that is offered is done, but for one task that fails."""
     for moment in range(now_ms, now_ms + 6):
-        try:
-            rig.brain.turn(moment)
-        except StartAnew:  # a batch that had ended is asked for
-            rig.brain = rig.new_brain(moment)
+        rig.brain.turn(moment)
         for name, slip in rig.claim():
             rig.report(name, End.FAILED if slip.task == failing else End.DONE)
 

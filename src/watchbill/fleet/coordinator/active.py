@@ -85,10 +85,9 @@ class ActiveBatches:
         wall_ms: Callable[[], int],
         fleet: str = "",
         set_aside: Mapping[str, str] = MappingProxyType({}),
-        due: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
         """`wall_ms` is for people: no decision depends on it. `fleet` is the id of the shared folder. `set_aside`:
-        batches that are not taken up, and why. `due`: what the last coordinator of this process had put off."""
+        batches that are not taken up, and why."""
         self._disk = disk
         self._fleet = fleet
         self._wall_ms = wall_ms
@@ -98,11 +97,8 @@ class ActiveBatches:
         self.tokens: dict[str, tuple[str, TaskClass]] = {}  # slip -> batch, class
         self.out: Counter[TaskClass] = Counter()  # tokens per class
         self.lineup = Lineup()
-        self._due_before = dict(due)
-        self.due: dict[
-            str, int
-        ] = {}  # the last token of a task that is put off -> when its next attempt is due
         self.fanouts: dict[tuple[str, str], Fanout] = {}
+        self.set_aside = dict(set_aside)
         self.left_alone = dict(set_aside)  # with batches whose journal cannot be replayed: each one, and why
         self.at = ""  # the batch that is worked on, if one is: a fault of our own is its
 
@@ -139,12 +135,14 @@ class ActiveBatches:
         self._take_back_strays(ledger.batch)
 
     def take_up_or_leave(self, order: ExecutePlan, now_ms: int) -> None:
-        """The same, but one batch that makes no sense, damaged, copied or of a later version, stops no others."""
+        """The same, but one batch that makes no sense, damaged, copied or of a later version, stops no others. One that
+        was left alone may make sense by now."""
         try:
             batch = self._replayed(order)
         except (OursError, ValueError, KeyError) as error:
             self.left_alone[order.batch] = str(error)
             return
+        self.left_alone.pop(order.batch, None)
         self._go_on_with(batch, now_ms)
 
     def forget(self, batch: str) -> None:
@@ -237,16 +235,12 @@ class ActiveBatches:
             self._apply(self.batches[batch], entry)
 
     def _line_up(self, ledger: Ledger, task: str, now_ms: int) -> None:
-        state, spec = ledger.state(task), ledger.spec(task)
-        not_before_ms = 0
-        if state.delay_ms:
-            # Only the delay is written down, not the time: clocks of two machines, or of two boots, have nothing in
-            # common. A coordinator that starts anew in this process goes on with the time.
-            known_ms = self.due.get(state.last, self._due_before.get(state.last))
-            not_before_ms = self.due[state.last] = now_ms + state.delay_ms if known_ms is None else known_ms
+        # Only the delay is written down, not the time: clocks of two machines, or of two boots, have nothing in common.
+        delay_ms = ledger.state(task).delay_ms
+        spec = ledger.spec(task)
         self.lineup.add(
             ledger.batch, task, task_class=spec.task_class, priority=spec.priority or ledger.priority,
-            not_before_ms=not_before_ms,
+            not_before_ms=now_ms + delay_ms if delay_ms else 0,
         )  # fmt: skip
 
 

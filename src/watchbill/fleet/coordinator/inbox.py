@@ -5,8 +5,9 @@
     BATCH.ID.approve   a person's answer about waiting tasks (`approving`)   then removed
     BATCH.cancel       stop a batch (`requests`)                             then removed
 
-Any program may write a file here. One that makes no sense goes to brain/refused/. A request about a batch that has
-ended needs the next epoch: journals are files of epochs, and this epoch may have closed its own.
+Any program may write a file here. One that makes no sense goes to brain/refused/. A batch that has ended is taken up
+again when a request is about it. Its journal is a file of an epoch: where this epoch has closed its own, the
+coordinator takes the next one, and goes on with everything else as it is.
 """
 
 from collections.abc import Iterator
@@ -23,18 +24,16 @@ from watchbill.fleet.folder.disk import Disk
 from watchbill.fleet.folder.requests import Reopening
 from watchbill.fleet.folder.values import encode
 from watchbill.fleet.logs import Part
+from watchbill.fleet.state import epochs
 from watchbill.fleet.state.approving import Answer, entries_of, question_of
 from watchbill.fleet.state.entries import Cancel
+from watchbill.fleet.state.journal import last_epoch
 from watchbill.fleet.state.ledger import Ledger
 from watchbill.plans.batch import ExecutePlan, decoded_inputs
 
-__all__ = ["Inbox", "StartAnew"]
+__all__ = ["Inbox"]
 
 _LOG = Part.COORDINATOR.logger
-
-
-class StartAnew(Exception):
-    """What was asked for needs the next epoch: close this coordinator and start another one."""
 
 
 class _Kind(Enum):
@@ -58,12 +57,11 @@ class Inbox:
         self._disk = disk
         self._active = active
         self._acts = acts
-        self._known: dict[str, str] = {}  # requests that were here when the epoch began -> their batches
-        self.asked_about: set[str] = set()  # batches of such requests that were not read yet
-        self.needs_anew: set[str] = set()  # batches that only the next epoch can take up
         self.active: dict[str, set[str]] = {}  # batches that have not ended -> the files that say so
 
-    # ------------------------------------------------------------ at the start of an epoch
+        self._taken_up: list[Ledger] = []
+
+    # ------------------------------------------------------------ when the coordinator starts
 
     def batches(self) -> Iterator[ExecutePlan]:
         """The batches that files are about, whether active, submitted or to be reopened."""
@@ -83,7 +81,6 @@ class Inbox:
             if kind not in (_Kind.REOPEN, _Kind.APPROVE):
                 return ExecutePlan.decode(content)
             request = (Reopening if kind is _Kind.REOPEN else Answer).decode(content)
-            self._known[name] = request.batch
             return ExecutePlan(request.batch, request.plan, {})
         except (FileNotFoundError, NotAFile, OursError):
             return None
@@ -91,15 +88,12 @@ class Inbox:
     # ------------------------------------------------------------ in each turn
 
     def read(self, now_ms: int) -> bool:
-        """Obey what lies here; True where more lies here than fits into one turn. What only the next epoch can obey is
-        left to it."""
+        """Obey what lies here; True where more lies here than fits into one turn."""
         listed = self._disk.names(places.INBOX)
         files = sorted(
             (_URGENCY[kind], name, kind) for name in listed if (kind := _kind_of(name)) is not None
         )
         has_more = len(files) > limits.INBOX_PER_TURN_MAX
-        rest = (name for _, name, _ in files[limits.INBOX_PER_TURN_MAX :])
-        self.asked_about = {self._known[name] for name in rest if name in self._known}
         for _, name, kind in files[: limits.INBOX_PER_TURN_MAX]:
             batch = name.removesuffix(f".{kind.value}")
             cancel = f"{batch}.{_Kind.CANCEL.value}"
@@ -110,8 +104,6 @@ class Inbox:
                 self._acts.remove(f"{places.INBOX}/{cancel}")
             elif kind is not _Kind.CANCEL:
                 self._obey(name, kind, now_ms)
-            elif batch in self.needs_anew:
-                continue  # it is about what the next epoch takes up
             elif f"{batch}.{_Kind.PLAN.value}" not in listed:
                 self._cancel(batch, name, now_ms)
             else:  # its plan is opened in this turn, unless its journal cannot be read
@@ -171,25 +163,37 @@ class Inbox:
     # ------------------------------------------------------------ requests about a batch
 
     def _reopen(self, name: str, request: Reopening, now_ms: int) -> None:
-        """Go on with a batch. One that has ended is taken up by the next epoch, when it starts."""
-        ledger = self._to_go_on(name, request.batch)
-        if ledger is None:
-            return
+        """Go on with a batch."""
+        ledger = self._to_go_on(request.batch, request.plan, now_ms)
         if request.id not in ledger.requests:
             self._reopen_now(ledger, request, now_ms)
         self._show_active_later(ledger, name)
 
-    def _to_go_on(self, name: str, batch: str) -> Ledger | None:
-        """The batch that a request is about; None where the next epoch has to take it up. Raises OursError."""
+    def taken_up(self) -> list[Ledger]:
+        """The batches that were taken up since it was asked last: the board may have to be mended for them."""
+        found, self._taken_up = self._taken_up, []
+        return found
+
+    def _to_go_on(self, batch: str, plan: str, now_ms: int) -> Ledger:
+        """The batch that a request is about; one that has ended is taken up. Raises OursError where it cannot go on."""
         self._active.at = batch
+        if batch not in self._active.batches:
+            self._take_up_again(ExecutePlan(batch, plan, {}), now_ms)
         found = self._active.batches.get(batch)
-        if found is None and name not in self._known:
-            self.needs_anew.add(batch)
-            return None
         if found is None or not found.ledger.is_open:
             why = self._active.left_alone.get(batch, "no such batch was opened")
             raise OursError(f"{batch} cannot go on: {why}")
         return found.ledger
+
+    def _take_up_again(self, order: ExecutePlan, now_ms: int) -> None:
+        newest = last_epoch(self._disk, order.plan, order.batch)
+        if not newest or order.batch in self._active.set_aside:
+            return
+        if newest == self._active.epoch:
+            self._active.epoch = epochs.take_next_epoch(self._disk, newest)
+        self._active.take_up_or_leave(order, now_ms)
+        if order.batch in self._active.batches:
+            self._taken_up.append(self._active.batches[order.batch].ledger)
 
     def _reopen_now(self, ledger: Ledger, request: Reopening, now_ms: int) -> None:
         if request.reads_plan and ledger.outcome is None:
@@ -204,9 +208,7 @@ class Inbox:
 
     def _answer(self, name: str, given: Answer, now_ms: int) -> None:
         """Obey a person's answer about tasks that wait for one."""
-        ledger = self._to_go_on(name, given.batch)
-        if ledger is None:
-            return
+        ledger = self._to_go_on(given.batch, given.plan, now_ms)
         lasts = [(task, ledger.state(task).last) for task in given.tasks if task in ledger]
         asked = [question_of(ledger, task) for task, _ in lasts]
         for entry in entries_of(ledger, given):

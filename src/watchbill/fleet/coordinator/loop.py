@@ -25,12 +25,12 @@ from watchbill.fleet.coordinator.active import ActiveBatches, Fanout, Offer
 from watchbill.fleet.coordinator.acts import Acts
 from watchbill.fleet.coordinator.heating import Heating
 from watchbill.fleet.coordinator.holding import Holding
-from watchbill.fleet.coordinator.inbox import Inbox, StartAnew
+from watchbill.fleet.coordinator.inbox import Inbox
 from watchbill.fleet.coordinator.judging import Judging
 from watchbill.fleet.coordinator.opening import expansion, read_manifest
 from watchbill.fleet.coordinator.watchers import Held, Ladder, Step, Stranded
 from watchbill.fleet.folder import places
-from watchbill.fleet.folder.board import Board
+from watchbill.fleet.folder.board import Board, Holdings
 from watchbill.fleet.folder.disk import Disk
 from watchbill.fleet.folder.headway import Headway
 from watchbill.fleet.folder.heartbeat import Heartbeat, Pulse, Watcher, read_heartbeat
@@ -44,10 +44,10 @@ from watchbill.fleet.matching.claiming import claimed_ahead
 from watchbill.fleet.matching.policy import Crowd, hold_of, window_of
 from watchbill.fleet.state import epochs
 from watchbill.fleet.state.entries import Cause, Ended, Fail, Hold, Revoke
+from watchbill.fleet.state.journal import last_epoch
 from watchbill.fleet.state.ledger import Ledger, Phase
 from watchbill.fleet.views.pictures import draw, draw_last, summary_of
 from watchbill.limits import STUCK_AFTER_MS
-from watchbill.plans.batch import ExecutePlan
 from watchbill.plans.task import TaskClass
 from watchbill.quoting import quoted
 
@@ -79,7 +79,7 @@ class Turn:
 
 
 class Coordinator:
-    """The coordinator of one epoch, from the moment it has taken it."""
+    """One coordinator, from the moment it has taken an epoch. It takes the next one when a batch needs it."""
 
     def __init__(
         self,
@@ -95,12 +95,11 @@ class Coordinator:
         summary_every_ms: int = limits.SUMMARY_EVERY_MS,
         produces_ms: int = limits.PRODUCES_MS_MAX,
         set_aside: Mapping[str, str] = MappingProxyType({}),
-        due: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
         """`wall_ms`, `host` and `root`, where this machine has the shared folder, are for people and decide nothing.
 
         `fleet` is the id of the shared folder, by which batches of another one are told. `set_aside`: batches at which
-        earlier coordinators failed, and how. `due`: what the last coordinator of this process had put off.
+        earlier coordinators failed, and how.
         """
         self._disk = disk
         self._board = Board(disk)
@@ -116,7 +115,7 @@ class Coordinator:
         self._stranded = Stranded()
         self._strays: frozenset[str] = frozenset()  # files among the signals that no agent obeys
         self._stuck: set[str] = set()  # slips whose agents were asked to abort them
-        self._active = ActiveBatches(disk, wall_ms, fleet, set_aside, due)
+        self._active = ActiveBatches(disk, wall_ms, fleet, set_aside)
         self._acts = Acts(disk, self._board, self._active, wall_ms)
         self._inbox = Inbox(disk, self._active, self._acts)
         self._holding = Holding(disk, self._acts)
@@ -141,11 +140,6 @@ class Coordinator:
         return self._active.left_alone
 
     @property
-    def due(self) -> Mapping[str, int]:
-        """When the tasks that are put off are due, by their last tokens: for the next coordinator of this process."""
-        return self._active.due
-
-    @property
     def at(self) -> str:
         """The batch that it works on; "" for none."""
         return self._active.at
@@ -161,7 +155,7 @@ class Coordinator:
         for order in self._inbox.batches():
             if order.batch in self._active.batches or order.batch in self._active.left_alone:
                 continue
-            if self._was_opened(order):
+            if last_epoch(self._disk, order.plan, order.batch):
                 self._active.take_up_or_leave(order, now_ms)
                 self._active.at = ""
             elif order.batch in self._inbox.active:
@@ -179,11 +173,6 @@ class Coordinator:
         """The task that a token is for, if the token counts."""
         return self._active.offer_of(name)
 
-    def _was_opened(self, order: ExecutePlan) -> bool:
-        """Whether a batch has a journal: a submitted one has, when its coordinator died before it moved the file."""
-        listed = self._disk.names(places.batch_folder(order.plan, order.batch))
-        return any(places.epoch_of_journal(name) is not None for name in listed)
-
     # ------------------------------------------------------------ mending
 
     def _mend(self, now_ms: int) -> None:
@@ -200,13 +189,22 @@ class Coordinator:
         for agent, held in holdings.processing.items():
             for name in sorted(held - self._active.tokens.keys()):
                 self._acts.put_away(name, self._resting_place(name), agent)
-        for batch in self._active.batches.values():
-            self._publish_answers_again(batch.ledger)
-        for name in [name for name in self._active.tokens if name not in holdings]:
+        self._publish_again([batch.ledger for batch in self._active.batches.values()], holdings)
+
+    def _mend_for(self, ledgers: list[Ledger]) -> None:
+        """The same for batches that were taken up since: another coordinator may have died, or was superseded, between
+        its decisions about them and its acts."""
+        if ledgers:
+            self._publish_again(ledgers, self._board.look_around())
+
+    def _publish_again(self, ledgers: list[Ledger], holdings: Holdings) -> None:
+        """Show what was decided. What was accepted comes before anything is offered that may read it."""
+        for ledger in ledgers:
+            self._publish_answers_again(ledger)
+        for name in [name for ledger in ledgers for name in ledger.by_token if name not in holdings]:
             self._publish(name)
 
     def _publish_answers_again(self, ledger: Ledger) -> None:
-        """Before anything is offered that may read them."""
         self._active.at = ledger.batch
         for task in ledger.tasks():
             if ledger.phase(task) is Phase.COMPLETE:
@@ -224,14 +222,14 @@ class Coordinator:
     # ------------------------------------------------------------ a turn
 
     def turn(self, now_ms: int) -> Turn:
-        """Read, decide, append, look, act. Raises Superseded and OSError, and StartAnew behind what it did where the
-        next epoch has to go on: then this coordinator has ended."""
+        """Read, decide, append, look, act. Raises Superseded and OSError: then this coordinator has ended."""
         self._active.at = ""
         epochs.refuse_if_superseded(self._disk, self.epoch)
         if now_ms >= self._beat_at_ms:
             self._beat(now_ms)
         self._dropped = 0
         has_more = self._inbox.read(now_ms)
+        self._mend_for(self._inbox.taken_up())
         self._judging.look_again(self._crowd, now_ms)
         self._active.at = ""
         for result in self._results.read():
@@ -248,8 +246,6 @@ class Coordinator:
         self._draw(now_ms)
         has_more |= any(fanout.not_before_ms <= now_ms for fanout in self._active.fanouts.values())
         written = self._finish(now_ms)
-        if self._inbox.needs_anew:
-            raise StartAnew  # not before: who asks again and again would stop everything else
         return Turn(
             written, self._dropped, self._active.lineup.next_at_ms, len(self._active.batches), has_more,
             may_gather=self._active.out.total() > 2 * max(1, self._crowd.slots),
@@ -452,7 +448,7 @@ class Coordinator:
             if batch.may_have_ended and ledger.outcome is None and ledger.is_settled:
                 self._active.decide(name, Ended(summary_of(ledger, 0).outcome), now_ms)
             batch.may_have_ended = False
-            if ledger.outcome is not None and name not in self._inbox.asked_about:
+            if ledger.outcome is not None:
                 self._acts.later(lambda name=name: self._close_batch(name))
 
     def _close_batch(self, name: str) -> None:

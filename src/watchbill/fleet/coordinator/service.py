@@ -3,8 +3,8 @@
     wait     a living coordinator of this machine is a refusal; one of another machine, or one of this machine that
              hangs, is waited for until it has been silent for 90 s
     turn     woken by inotify where the folder is local, else by the clock: each second with work, each 5 s without
-    again    the disk refused something, a batch is reopened, or we failed ourselves: a new coordinator starts from the
-             files; a batch at which two of them failed is set aside, so that the others go on
+    again    the disk refused something, or we failed ourselves: a new coordinator starts from the files; a batch at
+             which two of them failed is set aside, so that the others go on
     leave    told to stop, or superseded
 
 One thread does everything: a hung mount stops this process and nothing else.
@@ -15,7 +15,7 @@ import fcntl
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
@@ -26,7 +26,6 @@ from watchbill.files.atomic import open_shared
 from watchbill.files.host import boot_id, host_name, start_time
 from watchbill.files.watch import Watch
 from watchbill.fleet import limits
-from watchbill.fleet.coordinator.inbox import StartAnew
 from watchbill.fleet.coordinator.loop import Coordinator
 from watchbill.fleet.coordinator.retention import Keeping, clean
 from watchbill.fleet.folder import places
@@ -77,9 +76,6 @@ class Service:
         self._stops = False
         self._faults: Counter[str] = Counter()  # batch -> coordinators of this process that failed at it
         self._set_aside: dict[str, str] = {}
-        self._due: Mapping[
-            str, int
-        ] = {}  # what the last coordinator had put off: each request may start a new one
         self._clean_at_ms = 0
         self.epoch = 0
 
@@ -155,8 +151,6 @@ class Service:
             except Superseded:
                 _LOG.warning("another coordinator has taken over; this one leaves")
                 return Leaving.SUPERSEDED
-            except StartAnew:
-                continue
             except Exception as error:  # noqa: BLE001  one batch must not stop all others, whatever it meets in us
                 if _now_ms() - started_ms > limits.COORDINATOR_AGAIN_MS[1]:
                     pause_ms = limits.COORDINATOR_AGAIN_MS[0]
@@ -168,7 +162,6 @@ class Service:
                 self._pause(pause_ms)
                 pause_ms = min(pause_ms * 2, limits.COORDINATOR_AGAIN_MS[1])
             finally:
-                self._due = brain.due or self._due
                 with contextlib.suppress(
                     OSError
                 ):  # what was acknowledged is on the disk; the rest does not count
@@ -192,7 +185,7 @@ class Service:
             root=str(self._root), fleet=self._fleet, wall_ms=lambda: time.time_ns() // 1_000_000,
             stuck_after_ms=self._settings.stuck_after_ms,
             produces_ms=self.mount.shows_within_ms,
-            set_aside=self._set_aside, due=self._due,
+            set_aside=self._set_aside,
         )  # fmt: skip
 
     def _serve(self, brain: Coordinator) -> None:

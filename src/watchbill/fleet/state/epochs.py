@@ -19,7 +19,10 @@ from watchbill.fleet.folder.disk import Disk
 from watchbill.fleet.folder.heartbeat import Pulse, Watcher
 from watchbill.fleet.folder.values import Fields, encode, fields_of
 
-__all__ = ["Incumbent", "Office", "Superseded", "announce", "is_taken", "refuse_if_superseded", "take_epoch"]
+__all__ = [
+    "Incumbent", "Office", "Superseded", "announce", "is_taken", "refuse_if_superseded", "take_epoch",
+    "take_next_epoch",
+]  # fmt: skip
 
 _NUMBER = re.compile(r"[1-9][0-9]{0,9}")
 
@@ -72,6 +75,15 @@ def take_epoch(disk: Disk) -> int:
             continue
         return epoch
     raise FileExistsError(f"no epoch could be taken in {limits.FLEET_TRIES_MAX} tries")
+
+
+def take_next_epoch(disk: Disk, epoch: int) -> int:
+    """Take the number behind one's own, and go on. Raises Superseded where another coordinator has it."""
+    try:
+        disk.take(f"{places.EPOCHS}/{epoch + 1}")
+    except FileExistsError:
+        raise Superseded from None
+    return epoch + 1
 
 
 def is_taken(disk: Disk, epoch: int) -> bool:

@@ -22,7 +22,7 @@ from watchbill.fleet.folder.values import Fields
 from watchbill.fleet.state.entries import Entry, Epoch, decode, encode_entry
 from watchbill.fleet.state.epochs import Superseded, is_taken
 
-__all__ = ["ForeignBatch", "Journal", "Past", "believed", "read_past"]
+__all__ = ["ForeignBatch", "Journal", "Past", "believed", "last_epoch", "read_past"]
 
 
 class ForeignBatch(OursError):
@@ -64,6 +64,12 @@ def read_past(disk: Disk, plan: str, batch: str, epoch: int, fleet: str = "") ->
     if fleet and known - {fleet}:
         raise ForeignBatch(plan, batch)
     return Past(entries, after)
+
+
+def last_epoch(disk: Disk, plan: str, batch: str) -> int:
+    """The newest epoch that has a journal of a batch; 0 for a batch that was never opened."""
+    listed = disk.names(places.batch_folder(plan, batch))
+    return max((found for name in listed if (found := places.epoch_of_journal(name)) is not None), default=0)
 
 
 def believed(disk: Disk, plan: str, batch: str, epochs: list[int]) -> dict[int, int]:
