@@ -430,6 +430,30 @@ def test_a_failed_task_is_retried_alone_while_the_others_stay_as_they_are(fleet:
     assert refused.returncode == 2 and "no batch has a task nobody" in refused.stderr
 
 
+def test_a_retry_says_what_it_does_not_run_and_what_it_runs_beside_the_task(fleet: FleetFolder) -> None:
+    """PLAN-05, PLAN-07: what would be skipped again is refused; what was cancelled goes on with its batch."""
+    tasks = "### bad\n- **command**: `test -e {BATCH_PATH}/go`\n- **retries**: 0\n"
+    tasks += "### after\n- **command**: `true`\n- **depends_on**: bad\n### waits\n- **command**: `sleep 60`\n"
+    fleet.write_plan("p", tasks)
+    fleet.start_coordinator()
+    fleet.start_agent("cpu-1")
+    batch = fleet.submit("p")
+    wait_until(lambda: fleet.batch("p", batch).exists() and fleet.entries("p", batch, "fail"))
+    refused = fleet.plan("retry", "after")
+    assert (
+        refused.returncode == 2
+        and f"after of {batch} would be skipped again, because of bad" in refused.stderr
+    )
+    assert f"plan retry bad --batch {batch}" in refused.stderr and fleet.entries("p", batch, "reopen") == []
+    assert fleet.plan("cancel", batch).returncode == 0
+    assert fleet.wait(batch) == 1
+    (fleet.batch("p", batch) / "go").touch()
+    asked = fleet.plan("retry", "bad", "after")
+    assert f"bad, after of {batch} will run again, and so will 1 more task that was cancelled" in asked.stderr
+    wait_until(lambda: [entry["task"] for entry in fleet.entries("p", batch, "accept")] == ["bad", "after"])
+    assert [entry["task"] for entry in fleet.entries("p", batch, "issue")].count("waits") == 2
+
+
 def test_a_task_that_waits_for_its_next_attempt_may_be_retried_now_and_the_others_wait_on(
     fleet: FleetFolder,
 ) -> None:

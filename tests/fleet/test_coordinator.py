@@ -739,19 +739,22 @@ def test_requests_about_many_batches_that_have_ended_are_all_obeyed(rig: Rig) ->
         assert rig.counted(batch)[-1]["outcome"] == "complete"
 
 
-def test_requests_about_batches_that_have_ended_leave_all_others_as_they_are(rig: Rig) -> None:
+def test_requests_about_other_batches_and_tasks_leave_all_others_as_they_are(rig: Rig) -> None:
     """PLAN-07, FLEET-07: what shows no progress is aborted in its time, and what is put off comes in its time."""
     rig.submit("b0", "p", "### a\n- **command**: `true`\n")
     _work_on(rig, 0)
-    rig.submit("b1", "p", "### stuck\n- **command**: `true`\n### fails\n- **command**: `true`\n")
+    tasks = ("stuck", "fails", "done")
+    rig.submit("b1", "p", "".join(f"### {task}\n- **command**: `true`\n" for task in tasks))
     rig.brain.turn(10)
     slips = {slip.task: name for name, slip in rig.claim()}
     rig.report(slips["fails"], End.FAILED)
+    rig.report(slips["done"])
     tried: list[int] = []
     for now_ms in range(20, limits.STUCK_AFTER_MS + 20_000, 10_000):
         rig.beat()
         if now_ms % 30_000 == 20:
             ask_to_reopen(rig.disk, Reopening(f"r{now_ms}", "b0", "p", ("a",)))
+            ask_to_reopen(rig.disk, Reopening(f"r{now_ms}", "b1", "p", ("done",)))
         rig.brain.turn(now_ms)
         for name, slip in rig.claim():
             rig.report(name, End.FAILED if slip.task == "fails" else End.DONE)

@@ -368,9 +368,28 @@ def retry_tasks(tasks: Sequence[str], *, batch: str | None, root: Path | None, q
     if running:
         raise OursError(f"{running[0]} of {place.batch} has not ended, there is nothing to repeat")
     told = ", ".join([_repeated(ledger, task) for task in tasks])
-    ask_to_reopen(disk, Reopening(new_request_id(), place.batch, place.plan, tuple(tasks)))
-    asked(folder, disk, Terminal(quiet=quiet), f"{told} of {place.batch} will run again")
+    cancelled = sum(ledger.phase(task) is Phase.CANCELLED for task in ledger.tasks() if task not in tasks)
+    were = "task that was" if cancelled == 1 else "tasks that were"
+    others = f", and so will {cancelled:,} more {were} cancelled" if cancelled else ""
+    request = Reopening(new_request_id(), place.batch, place.plan, tuple(tasks))
+    _refuse_skipped_again(disk, ledger, request)
+    ask_to_reopen(disk, request)
+    asked(folder, disk, Terminal(quiet=quiet), f"{told} of {place.batch} will run again{others}")
     return 0
+
+
+def _refuse_skipped_again(disk: FolderDisk, ledger: Ledger, request: Reopening) -> None:
+    """Raises OursError where a task that is asked for would only be skipped as before. Begins the new round on the
+    ledger, which is of no use to the caller afterwards."""
+    _begin_round(disk, ledger, request)
+    culprits = {each.name: each.culprit for each in ledger.reports()}
+    for task in request.tasks:
+        if culprit := culprits.get(task):
+            hint = places.fleet_command(disk.root, "plan", "retry", culprit, "--batch", ledger.batch)
+            raise OursError(
+                f"{task} of {ledger.batch} would be skipped again, because of {culprit}",
+                hint=f"repeat that: {hint}",
+            )
 
 
 def _repeated(ledger: Ledger, task: str) -> str:
@@ -446,11 +465,15 @@ def _kept_defaults(plan: Plan, ledger: Ledger, told: set[str]) -> Iterator[str]:
 
 def _reasons(disk: FolderDisk, ledger: Ledger, request: Reopening) -> dict[str, Reason]:
     """Why each task would run again, or not: replays the first steps of the new round on a copy of the ledger."""
-    reopened: list[Effect] = [ledger.apply(entry) for entry in reopening(disk, ledger, request)]
-    effects = [each for effect in reopened for each in carry_over(ledger, effect, ledger.apply)]
+    effects = _begin_round(disk, ledger, request)
     reasons = {task: reason_of(ledger, task) for effect in effects for task in effect.ready}
     waiting = {task: reason_of_waiting(ledger, task) for task in ledger.tasks() if task not in reasons}
     return {**reasons, **waiting}
+
+
+def _begin_round(disk: FolderDisk, ledger: Ledger, request: Reopening) -> list[Effect]:
+    reopened: list[Effect] = [ledger.apply(entry) for entry in reopening(disk, ledger, request)]
+    return [each for effect in reopened for each in carry_over(ledger, effect, ledger.apply)]
 
 
 def _explain(reasons: dict[str, Reason], terminal: Terminal, *, json: bool) -> None:

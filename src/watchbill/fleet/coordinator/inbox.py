@@ -58,7 +58,6 @@ class Inbox:
         self._active = active
         self._acts = acts
         self.active: dict[str, set[str]] = {}  # batches that have not ended -> the files that say so
-
         self._taken_up: list[Ledger] = []
 
     # ------------------------------------------------------------ when the coordinator starts
@@ -162,17 +161,17 @@ class Inbox:
 
     # ------------------------------------------------------------ requests about a batch
 
+    def taken_up(self) -> list[Ledger]:
+        """The batches that were taken up since it was asked last: the board may have to be mended for them."""
+        found, self._taken_up = self._taken_up, []
+        return found
+
     def _reopen(self, name: str, request: Reopening, now_ms: int) -> None:
         """Go on with a batch."""
         ledger = self._to_go_on(request.batch, request.plan, now_ms)
         if request.id not in ledger.requests:
             self._reopen_now(ledger, request, now_ms)
         self._show_active_later(ledger, name)
-
-    def taken_up(self) -> list[Ledger]:
-        """The batches that were taken up since it was asked last: the board may have to be mended for them."""
-        found, self._taken_up = self._taken_up, []
-        return found
 
     def _to_go_on(self, batch: str, plan: str, now_ms: int) -> Ledger:
         """The batch that a request is about; one that has ended is taken up. Raises OursError where it cannot go on."""
