@@ -256,6 +256,8 @@ def test_what_was_asked_for_while_no_coordinator_ran_is_obeyed_in_its_order(flee
     assert fleet.plan("resume", batch).returncode == 0
     for _ in range(4):
         assert fleet.plan("retry", "one", "--batch", batch).returncode == 0
+    refused = fleet.plan("resume", batch)  # it would be refused by the coordinator, and nobody told
+    assert refused.returncode == 2 and f"plan cancel {batch}" in refused.stderr
     inbox = fleet.root / places.INBOX
     files = sorted(inbox.iterdir(), key=lambda file: file.stat().st_ctime_ns)
     assert [file.name for file in files] == sorted(os.listdir(inbox)) and len(files) == 5

@@ -424,6 +424,10 @@ def resume_batch(
     if ledger.outcome is None:
         hint = f"cancel it first: {places.fleet_command(folder, 'plan', 'cancel', place.batch)}"
         raise OursError(f"{place.batch} still runs", hint=hint)
+    if not explain and has_request(disk, place.batch):
+        # The coordinator obeys in turn: the batch would run by then, and this request be refused.
+        hint = f"cancel that first: {places.fleet_command(folder, 'plan', 'cancel', place.batch)}"
+        raise OursError(f"{place.batch} is about to go on, as somebody asked before", hint=hint)
     checked = read_with_bash(folder / "plans" / place.plan / "plan.md", root=folder)
     if not checked.is_right:
         tell(folder / "plans" / place.plan / "plan.md", checked, terminal, json=json)
