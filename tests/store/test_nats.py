@@ -492,6 +492,54 @@ def test_a_move_that_is_killed_again_and_again_loses_nothing(
     target.close()
 
 
+def test_two_moves_in_opposite_directions_lose_nothing(server: Broker, tmp_path: Path, child: Any) -> None:
+    """SPOOL-08, P1: each found the other's copy of an event at its target, took it for the one that stays, and finished
+    its own; so did `spool move --to files` beside a daemon that forwarded to the broker."""
+    total = MOVED // 2
+
+    def both() -> tuple[Spool, JetSpool]:
+        return Spool(tmp_path / "spool"), JetSpool("jobs", server.reach, lease_s=1)
+
+    with Spool(tmp_path / "spool") as files:
+        files.enqueue_many([event(number) for number in range(total)])
+
+    def work(back: bool) -> Callable[[Say], None]:
+        def there_and_back(say: Say) -> None:
+            say("open")
+            for _ in range(20):
+                files, nats = both()
+                with files, nats, contextlib.suppress(SpoolBroken):
+                    move(nats, files) if back else move(files, nats)
+            say("over")
+
+        return there_and_back
+
+    movers = [child(work(back)) for back in (False, True)]
+    for mover in movers:
+        mover.first()
+    wait_until(lambda: all("over" in mover.said() for mover in movers), 120)
+    files, nats = both()
+    with files, nats:
+        wait_until(
+            lambda: (move(nats, files), not any(by_hand(nats).counts(State.QUEUE, State.IN_FLIGHT).values()))[
+                1
+            ]
+        )
+        found = [item.event["id"] for item in files.lease_many(2 * total)]
+    assert sorted(found) == sorted(event(number)["id"] for number in range(total))
+
+
+def test_a_spool_takes_again_what_was_moved_away_meanwhile(server: Broker, tmp_path: Path) -> None:
+    """SPOOL-08: what it had at its last move may be elsewhere now."""
+    with Spool(tmp_path / "spool") as files, JetSpool("jobs", server.reach, lease_s=LEASE_S) as nats:
+        nats.enqueue(event(1))
+        for _ in range(2):
+            assert move(nats, files).waiting == 1
+            with Spool(tmp_path / "spool") as another:
+                assert move(another, nats).waiting == 1
+        assert sum(by_hand(nats).counts(State.QUEUE, State.IN_FLIGHT).values()) == 1
+
+
 def test_events_that_are_too_large_for_the_broker_stay(server: Broker, tmp_path: Path) -> None:
     with Spool(tmp_path / "spool") as files, JetSpool("jobs", server.reach) as nats:
         files.enqueue_many([event("large", body="x" * 9_000_000), event("small")])

@@ -19,7 +19,7 @@ from watchbill.runtime.spools import open_spool, other_side
 from watchbill.spool.backend import AnySpool
 from watchbill.spool.by_hand import by_hand
 from watchbill.spool.jetstream import JetSpool
-from watchbill.spool.limits import BROKER_REPLY_S
+from watchbill.spool.limits import BROKER_REPLY_S, MOVE_TURN_S
 from watchbill.spool.moving import Moved, move
 
 __all__ = ["move_spool"]
@@ -55,7 +55,7 @@ def move_spool(
             with count_bar(terminal, f"moving to {to}", waiting.queue if waiting else None) as bar:
                 moved = move(
                     source, target, progress=lambda told: bar(told.waiting), stop=lambda: bool(stopped),
-                    patience_s=_patience_s(source),
+                    patience_s=_patience_s(source), turn_s=MOVE_TURN_S,
                 )  # fmt: skip
     finally:
         for number, handler in before.items():

@@ -65,6 +65,8 @@ DRAIN_BATCH_BYTES_MAX = 32 * 1024 * 1024
 MOVE_BATCH = 128
 #: How often a move looks again for events that workers hold, in seconds.
 MOVE_LOOK_S = 0.5
+#: How long `spool move` waits for another move of the same folder, in seconds.
+MOVE_TURN_S = 10.0
 #: Seconds between two looks of an idle drain.
 POLL_S = 1.0
 #: Back-off between two attempts: first and last step, in seconds.

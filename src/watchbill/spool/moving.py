@@ -11,15 +11,17 @@ of dead ones, such as a move that was killed, are waited for where it takes time
 
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 
 from watchbill.spool.backend import AnySpool
 from watchbill.spool.by_hand import by_hand
-from watchbill.spool.faults import EventRefused, LeaseLost
+from watchbill.spool.faults import EventRefused, LeaseLost, SpoolBroken
 from watchbill.spool.item import Carried, Item
 from watchbill.spool.layout import State
 from watchbill.spool.limits import DRAIN_BATCH_BYTES_MAX, MOVE_BATCH, MOVE_LOOK_S
+from watchbill.spool.queue import Spool
+from watchbill.spool.turn import Turn
 
 __all__ = ["Moved", "move"]
 
@@ -37,10 +39,40 @@ class Moved:
 
 def move(
     source: AnySpool, target: AnySpool, *, progress: Callable[[Moved], None] = lambda _: None,
-    stop: Callable[[], bool] = lambda: False, patience_s: float = 0.0,
+    stop: Callable[[], bool] = lambda: False, patience_s: float = 0.0, turn_s: float = 0.0,
 ) -> Moved:  # fmt: skip
     """Move all events that wait or were given up. Those that cannot be leased are waited for, `patience_s` after the
-    last that could. Raises SpoolFull or SpoolBroken: then the rest is where it was."""
+    last that could; the end of another move of the same folder `turn_s`. Raises SpoolFull or SpoolBroken: then the rest
+    is where it was."""
+    with _alone(source, target, turn_s):
+        return _move(source, target, progress, stop, patience_s)
+
+
+@contextlib.contextmanager
+def _alone(source: AnySpool, target: AnySpool, turn_s: float) -> Generator[None]:
+    """One move of a folder at a time. Of two in opposite directions, each would find an event at its target that the
+    other one is about to finish there: both would finish it, and it would be nowhere."""
+    ends_s = time.monotonic() + turn_s
+    with contextlib.ExitStack() as held:
+        for spool in (source, target):
+            if isinstance(spool, Spool):
+                turn = Turn(".moving")
+                held.callback(turn.let_go)
+                while not turn.take(spool.layout.root):
+                    if time.monotonic() >= ends_s:
+                        raise SpoolBroken(
+                            f"another move of {spool.path} is under way, by `watchbill spool move` or by a daemon that "
+                            "forwards its events to NATS; wait for its end, or stop it, and try again"
+                        )
+                    time.sleep(MOVE_LOOK_S)
+                spool.forget_stems()
+        yield
+
+
+def _move(
+    source: AnySpool, target: AnySpool, progress: Callable[[Moved], None], stop: Callable[[], bool],
+    patience_s: float,
+) -> Moved:  # fmt: skip
     moved = Moved()
     source.recover()
     refused: list[Item] = []

@@ -207,6 +207,10 @@ class Spool:
             self._producer().put(records)
         self._known.update(stem_of(each.name) for each in fresh)
 
+    def forget_stems(self) -> None:
+        """Read anew what this spool has before the next `put_many`: others may have moved it away since."""
+        self._known = None
+
     def put_poison(self, carried: Carried, reason: Mapping[str, object]) -> None:
         """Store an event that another spool has given up, with its reason."""
         name = with_attempt(carried.name, carried.attempts)
