@@ -57,6 +57,7 @@ def test_no_law_is_broken_in_a_million_steps_of_worlds_that_lie(part: int, recor
 
 
 @pytest.mark.torture
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("part", range(PARTS))
 def test_no_law_is_broken_in_many_worlds(part: int, record_property: Record) -> None:
     """RES-04, RES-08, RES-09, RES-10: the long form, ten million steps."""
