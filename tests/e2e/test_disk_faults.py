@@ -1,9 +1,13 @@
 """A full disk under the root: it is not the models' fault, and it ends by itself."""
 
+import contextlib
 import resource
+from pathlib import Path
 
 from e2e.place import Place, scripted
+from e2e.test_batches import answered, batch_of, question, submit
 from support.eventually import wait_until
+from support.small_disk import free_up, leave_blocks, small_disks
 
 
 def test_a_full_disk_is_told_as_one_and_it_goes_on_when_there_is_room(place: Place) -> None:
@@ -43,3 +47,28 @@ def test_a_full_disk_takes_no_working_model_down(place: Place) -> None:
     resource.prlimit(daemon.pid, resource.RLIMIT_FSIZE, (hard, hard))
     assert wait_until(lambda: daemon.chat("a")[0] == 200)
     assert daemon.model("b")["state"] == "absent" and daemon.stop() == 0
+
+
+def test_a_disk_that_keeps_a_model_from_loading_fails_no_line_of_a_batch(
+    place: Place, tmp_path: Path
+) -> None:
+    """RES-20, P1: the lines wait until there is room. The scheduler's refusal was taken for another error of the same
+    code, and each line had 507 as its answer at once."""
+    alone = 'group = "one"'
+    place.config.write_text(scripted("a", rules=alone) + scripted("b", 'service = "3s"', rules=alone))
+    with small_disks(tmp_path) as mount, contextlib.ExitStack() as closing:
+        disk = mount("size=80M")
+        place.move_root(disk / "root")
+        closing.callback(place.close)  # the disk is in use until then
+        daemon = place.up()
+        stream = daemon.stream("b", 8)
+        stream.event()
+        batch = submit(daemon, [question(number, "a") for number in range(5)])
+        leave_blocks(disk, 0)
+        stream.rest()
+        wait_until(lambda: daemon.model("a")["trouble"] == "disk_failed")
+        assert answered(daemon, batch) == 0
+        free_up(disk)
+        wait_until(lambda: batch_of(daemon, batch)["status"] == "completed")
+        assert batch_of(daemon, batch)["request_counts"] == {"total": 5, "completed": 5, "failed": 0}
+        assert daemon.stop() == 0

@@ -73,10 +73,11 @@ _LOG = logging.getLogger("watchbill.driver")
 #: Read for every request; looking a member up in its enum takes ten times longer.
 _ANYWHERE = Reach.ANYWHERE
 _MARK_BYTES = 6
-#: code -> the error class for it; the closed list that scripts match.
+#: code -> the error class for it; the closed list that scripts match. Of several classes it is the first, which the
+#: others are special cases of: a full disk that keeps a model from loading is no pull without room.
 _ERRORS = {
     kind.code: kind
-    for kind in vars(errors).values()
+    for kind in reversed(vars(errors).values())
     if isinstance(kind, type) and issubclass(kind, TheirsError)
 }
 
