@@ -424,6 +424,24 @@ private = PRIVATE
             assert [asked.headers.get("x-watchbill-private") for asked in chats] == [None, "1"]
 
 
+async def test_work_that_became_private_during_its_reservation_does_not_leave(tmp_path: Path) -> None:
+    """SPOOL-10: on a slow disk it was sent seconds after the reload that made its lane private."""
+    async with peer_listening(HELLO) as peer:
+        text = cloud(peer, "[lanes.quiet]\nprivate = PRIVATE")
+        async with opened(tmp_path, text.replace("PRIVATE", "false")) as (client, driver):
+            disk = threading.Event()
+            driver.tiers._spending._thread.submit(disk.wait, 20)  # pyright: ignore[reportPrivateUsage]
+            asking = asyncio.create_task(ask(client, "far", X_Watchbill_Lane="quiet"))
+            await eventually(lambda: any(r["state"] == "running" for r in driver.requests()))
+            await driver.reload(catalog(text.replace("PRIVATE", "true")))
+            disk.set()
+            answer = await within(20, asking)
+            assert (answer.status, answer.code) == (503, "tier_closed"), answer.body
+            assert "private work is never sent to an external tier" in answer.body.decode()
+            assert peer.asked == []
+            assert driver.status()["tiers"]["cloud"]["spent_today"] == 0  # type: ignore[index]
+
+
 async def test_private_work_that_waits_for_a_machine_does_not_follow_its_model_to_an_external_tier(
     tmp_path: Path,
 ) -> None:
@@ -1205,6 +1223,22 @@ async def test_as_much_is_reserved_as_a_request_may_cost_at_every_door(
             answer = await client.ask(path, fields)
         assert (answer.status, peer.asked) == (503, []), answer.body
         assert "it may cost 2" in answer.body.decode()
+
+
+async def test_a_websocket_is_not_carried_to_an_external_tier(tmp_path: Path) -> None:
+    """SPOOL-09: what it cost was never counted, and the daily limit did not end it."""
+    asked = {
+        "Upgrade": "websocket",
+        "Connection": "Upgrade",
+        "Sec-WebSocket-Key": "MDEyMzQ1Njc4OWFiY2RlZg==",
+        "Sec-WebSocket-Version": "13",
+    }
+    async with peer_listening(HELLO) as peer, opened(tmp_path, cloud(peer)) as (client, _):
+        answer = await client.ask("/v1/realtime?model=far", method="GET", headers=asked)
+        assert (answer.status, answer.code) == (503, "tier_closed"), answer.body
+        assert "a websocket is not carried to an external tier" in answer.body.decode()
+        assert answer.headers["x-should-retry"] == "false"
+        assert peer.asked == []
 
 
 async def test_all_sites_that_refuse_are_named_with_the_time_of_the_first_that_opens(tmp_path: Path) -> None:

@@ -468,6 +468,16 @@ class Admission:
         asked = self._state.models.get(request.model)
         return asked is not None and any(s is not model for s in self._choices(request, asked, now))
 
+    def is_out_of_reach(self, request_id: str) -> bool:
+        """Whether the site of a running request may not serve it any more, as the config says now."""
+        model = self._state.home.get(request_id)
+        running = None if model is None else model.running.get(request_id)
+        return (
+            model is not None
+            and running is not None
+            and is_out_of_reach(self._state, model.serving, running.request)
+        )
+
     def drop_held_turns(self, now: int) -> None:
         """Drops held turns whose caller did not come back in time."""
         if not self._state.has_held_turns:

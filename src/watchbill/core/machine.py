@@ -218,6 +218,10 @@ class Machine:
         """Whether something else than its model's site may serve a running request."""
         return self._admission.can_leave_site(request_id, now)
 
+    def is_out_of_reach(self, request_id: str) -> bool:
+        """Whether the site of a running request may not serve it any more, as the config says now."""
+        return self._admission.is_out_of_reach(request_id)
+
     def _observed(self, event: m.Observed, now: int) -> None:
         self._loans.observed(event)
         self._residency.observed(event, now)

@@ -523,6 +523,9 @@ class Relay(AbstractContextManager["Relay", None]):
                 charge.end(self.ticket.id)
         elif charge is None:
             self._return_turn()
+        elif self.ticket.is_out_of_reach:  # the config was changed while the disk wrote
+            charge.end(self.ticket.id)
+            self._return_turn(start.site or "")
         else:
             self._charge, self.context.cost = charge, (self.context.cost or 0.0) + charge.estimate
 

@@ -7,7 +7,7 @@ into the handshake stays here.
 
 Both ways count for the `tokens_per_minute` of the caller's key, a token for each BYTES_PER_TOKEN bytes: sounds, masks
 and compression leave nothing else to count by. When they are used up, the connection ends with the close code 1008,
-between two frames.
+between two frames. Nothing tells what a websocket costs: none goes to an external tier, which has a daily limit.
 """
 
 import asyncio
@@ -15,11 +15,14 @@ import contextlib
 import re
 from urllib.parse import urlencode
 
+import msgspec
+
+from watchbill.catalog import Reach
 from watchbill.engines.base import Endpoint
 from watchbill.engines.connection import UpstreamFailed
 from watchbill.engines.dial import Address, dial_streams
 from watchbill.engines.limits import UPSTREAM_CONNECT_MS, UPSTREAM_HEAD_BYTES_MAX
-from watchbill.errors import EngineFailed, NotOffered, RequestError
+from watchbill.errors import EngineFailed, NotOffered, RequestError, TierClosed
 from watchbill.gateway.access import BROWSER_KEY
 from watchbill.gateway.http.messages import Answer, Request, Tunnel
 from watchbill.gateway.limits import (
@@ -58,12 +61,19 @@ class WebsocketApi:
         query = request.query
         fields: dict[str, object] = {"model": query.get("model")}
         submission = services.caller_options.submission(context, fields, services.driver.catalog)
+        kept = msgspec.structs.replace(submission, reach=max(submission.reach, Reach.PRIVATE))
         tunnel = Tunnel(request)
 
         async def carry(start: Start) -> None:
             await _Carrying(context, start, query).run(tunnel)
 
-        await self._calls.hold(context, submission, carry)
+        try:
+            await self._calls.hold(context, kept, carry)
+        except TierClosed as error:
+            if kept.reach is submission.reach:
+                raise
+            text = "a websocket is not carried to an external tier, because nothing tells what it costs"
+            raise TierClosed(f"{error}; {text}", retry_after_ms=error.retry_after_ms) from None
         return tunnel
 
 

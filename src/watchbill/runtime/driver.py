@@ -368,6 +368,10 @@ class Driver:
         """Whether something else than its model's site may serve a running request."""
         return self._core.can_leave_site(id, self.now())
 
+    def is_out_of_reach(self, id: str, /) -> bool:
+        """Whether the site of a running request may not serve it any more, as the config says now."""
+        return self._core.is_out_of_reach(id)
+
     def is_in_use(self, name: str, /) -> bool:
         """Whether requests run on a model, or wait for it."""
         model = self._core.state.models.get(name)

@@ -141,6 +141,10 @@ class Driver(Protocol):
         """Whether something else than its model's site may serve a running request."""
         ...
 
+    def is_out_of_reach(self, id: str, /) -> bool:
+        """Whether the site of a running request may not serve it any more, as the config says now."""
+        ...
+
     async def verify(self, model: str, /) -> None:
         """Returns when the core knows whether a model is still there, at whose engine a request has just failed."""
         ...
@@ -229,6 +233,11 @@ class Ticket:
     def can_leave_site(self) -> bool:
         """Whether another site may serve the running request."""
         return not self._ended and self.driver.can_leave_site(self.id)
+
+    @property
+    def is_out_of_reach(self) -> bool:
+        """Whether its site may not serve the running request any more, as the config says now."""
+        return not self._ended and self.driver.is_out_of_reach(self.id)
 
     def give_back(self, failed_at: str = "", *, is_fault: bool = False) -> None:
         """Returns a turn of which the caller has received nothing, or whose answer is continued: it waits again. Not
