@@ -77,7 +77,7 @@ _MARK_BYTES = 6
 #: others are special cases of: a full disk that keeps a model from loading is no pull without room.
 _ERRORS = {
     kind.code: kind
-    for kind in reversed(vars(errors).values())
+    for kind in reversed(list(vars(errors).values()))
     if isinstance(kind, type) and issubclass(kind, TheirsError)
 }
 
