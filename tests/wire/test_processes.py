@@ -145,6 +145,25 @@ async def test_a_cancelled_start_leaves_nothing(yard: Yard) -> None:
         assert yard.pids() == [] and Registry(yard.root).records() == []
 
 
+async def test_a_start_whose_record_the_disk_refuses_fails_with_that_reason(yard: Yard) -> None:
+    """R4, RES-20: the disk was full when the guard told the number of the engine. The start waited to its bound, and
+    the model was blamed."""
+    registry = Registry(yard.root)
+    process = OwnedProcess(Record("token", "x", boot_id()), registry, Log(yard.log, 0))
+    yard.log.parent.mkdir(parents=True, exist_ok=True)
+    with yard.log.open("wb") as log:
+        environment = dict(os.environ) | {ROOT_MARK: root_id(yard.root), TOKEN_MARK: "token"}
+        command = Command(("sleep", "61"), environment, log.fileno(), 50_000)
+        starting = asyncio.create_task(process.start(command))
+        await asyncio.sleep(0)  # the guard is started, and has not been heard yet
+        in_the_way = registry.folder / ".token.json.new"
+        in_the_way.mkdir()
+        with pytest.raises(IsADirectoryError):
+            await within(10, starting)
+        in_the_way.rmdir()
+    assert yard.pids() == []
+
+
 def test_the_ladder_ends_within_ten_seconds() -> None:
     """P6, R35."""
     steps = limits.STOP_ASK_MS + limits.STOP_TERM_MS + limits.STOP_KILL_MS + limits.GUARD_GRACE_MS

@@ -235,8 +235,12 @@ class OwnedProcess:
     def _hear(self, line: str) -> None:
         match line.split():
             case ["started", pid]:
-                self._note(with_engine(self.record, int(pid)))
-                self._settle_start(None)
+                try:
+                    self._note(with_engine(self.record, int(pid)))
+                except OSError as error:  # a full disk: a start that no record tells of is undone
+                    self._settle_start(error)
+                else:
+                    self._settle_start(None)
             case ["failed", number]:
                 self._is_gone = True
                 self._settle_start(OSError(int(number), os.strerror(int(number))))
