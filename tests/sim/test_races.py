@@ -4,6 +4,7 @@ Each test first lets a story run and notes every moment at which the core was to
 again, once for each of these moments and the milliseconds around them, with one more thing happening just then.
 """
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -302,3 +303,34 @@ def test_a_request_whose_companion_is_out_of_reach_keeps_no_place_of_its_lane(
     world.run(60_000)
     assert (held.outcome, other.outcome) == ("wait_exceeded", "answered")
     assert other.started_at == other.request.arrived_at
+
+
+@pytest.mark.parametrize("answer_ms", [5_000, 20_000])
+def test_a_model_whose_lane_is_full_takes_the_room_of_others_only_when_it_can_serve(
+    world_of: WorldOf, model: ModelOf, answer_ms: int
+) -> None:
+    """RES-11, LANE-02: it was loaded 45 times for three answers, each time in place of a model that people used, and
+    did nothing until its turn was over, because the places of its lane were taken by another model's answers."""
+    narrow = Lane("narrow", concurrency=1, max_wait_ms=Millis(300_000))
+    lanes = {"narrow": narrow, "chat": Lane("chat", max_wait_ms=Millis(60_000))}
+    each = (model("long", 4, concurrency=4), model("B", 14), model("C", 14))
+    world = world_of(*each, lanes=lanes, load_ms=2_000)
+
+    def ask(name: str, lane: str, work_ms: int, think_ms: int) -> None:
+        def again(_: object = None) -> None:
+            world.at(world.now + think_ms, lambda: world.arrive(name, work_ms, lane=lane, then=again))
+
+        again()
+
+    for _ in range(8):
+        ask("long", "narrow", answer_ms, 50)
+    for _ in range(2):
+        ask("C", "chat", 500, 600)
+    world.run(20_000)
+    ask("B", "narrow", 300, 2_000)
+    world.run(600_000)
+    answered = Counter(c.request.model for c in world.callers.values() if c.outcome == "answered")
+    assert answered["B"] >= 3
+    assert world.tally.loads_by_model["B"] <= answered["B"] + 1
+    assert answered["C"] >= 850  # it got 241 and 303
+    assert not world.judge.broken

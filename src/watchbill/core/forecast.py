@@ -5,8 +5,9 @@ is reported, so that a caller can choose. The error between forecast and start i
 forecast that rests on a guess is marked as one: a guess refuses no request.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from heapq import heapreplace
 from typing import NamedTuple
 
 from watchbill.catalog import WorkClass
@@ -103,33 +104,42 @@ def room_in_ms(state: State, model: Candidate, now: int) -> float:
     return arrival.until_room(model).ms
 
 
-def until_lane(state: State, model: Candidate, request: Request, now: int) -> Forecast:
+def until_lane(
+    state: State, model: Candidate, request: Request, now: int, *, only_ready: bool = False
+) -> Forecast:
     """Until one more request of this lane may run; most lanes have no limit of their own.
 
-    What waits in the lane for other models is taken to last as long as this one: it is only counted.
+    All that wait in the lane before it go first, or with `only_ready` only those whose models take requests now.
     """
     lane = state.catalog.lanes.get(request.lane)
     if lane is None or lane.concurrency is None:
         return NOW
     limit = lane.concurrency
-    every = [(s, r) for s in state.models.values() for r in s.running.values()]
-    left = sorted(_left_ms(r, s.service.ms, request, now) for s, r in every if r.request.lane == request.lane)
-    free = max(0, limit - len(left))
-    if free and model.serving.can_start(request.work_class, now):
+    every = [(s, r) for s in state.models.values() for r in s.running.values() if r.request.lane == lane.name]
+    if len(every) < limit and model.serving.can_start(request.work_class, now):
         return NOW  # what waits before it in its lane waits for another model, which cannot start it yet
-    ahead = max(0, len(left) - limit) + _lane_ahead(state, request)
-    rounds, place = divmod(ahead, limit)
-    ms = rounds * model.serving.service.ms + ([0.0] * free + left)[place]
-    return Forecast(ms, ms > 0 and model.serving.service.is_guess)
+    left = sorted(_left_ms(r, s.service.ms, request, now) for s, r in every)
+    places = [0.0] * (limit - len(left)) + left[max(0, len(left) - limit) :]
+    is_guess = any(s.service.is_guess for s, _ in every)
+    for line, count in _lane_ahead(state, request, only_ready=only_ready):
+        is_guess = is_guess or line.service.is_guess
+        for _ in range(count):
+            heapreplace(places, places[0] + line.service.ms)
+    return Forecast(places[0], places[0] > 0 and is_guess)
 
 
-def _lane_ahead(state: State, request: Request) -> int:
-    """How many requests of its lane wait before this one: all that do, where it is not in a line yet."""
-    if request.id not in state.home:
-        return state.lane_waiting.get(request.lane, 0)
-    came = (request.arrived_at, request.id)
-    waiting = (line.line.get(each) for line in state.lines() for each in line.line.ids())
-    return sum(r.lane == request.lane and (r.arrived_at, r.id) < came for r in waiting)
+def _lane_ahead(state: State, request: Request, *, only_ready: bool) -> Iterator[tuple[Candidate, int]]:
+    """How many requests of its lane wait before this one in each line: all that do, where it is in none yet."""
+    if not state.lane_waiting.get(request.lane):
+        return
+    is_new, came = request.id not in state.home, (request.arrived_at, request.id)
+    for line in state.lines():
+        is_sound = line.silence is None and not line.serving.is_suspect
+        if only_ready and not (is_sound and line.stage is Stage.READY):
+            continue
+        of_lane = (r for r in map(line.line.get, line.line.ids()) if r.lane == request.lane)
+        if count := sum(is_new or (r.arrived_at, r.id) < came for r in of_lane):
+            yield line, count
 
 
 def _until_slot(model: ModelState, ahead: int, running: int, request: Request, now: int) -> Forecast:
