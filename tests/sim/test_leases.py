@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from support.worlds import ModelOf, WorldOf
-from watchbill.catalog import Lane, PolicyRules, WorkClass
+from watchbill.catalog import LOCAL_SITE, Lane, PolicyRules, RoutingRules, Tier, TierRules, WorkClass
 from watchbill.core import messages as m
 from watchbill.core.leases import LEASE_MS, QUIET_MS, RENEW_MS
 from watchbill.core.reasons import LeaseOver
@@ -104,6 +104,43 @@ def test_a_person_who_asks_the_same_model_keeps_it(world_of: WorldOf, model: Mod
     assert far.outcome == ""
     assert world.core.state.models["far"].evictions == 0
     assert not world.judge.broken
+
+
+def test_a_person_whom_another_machine_serves_revokes_nothing(world_of: WorldOf, model: ModelOf) -> None:
+    """RES-23: two machines that ask each other at once would hold each other's leases back until both give up."""
+    theirs = replace(model("theirs", 0), devices=(), shared=True, concurrency=1, where=Tier.PEER, site="rig")
+    world = world_of(model("far", 16), model("near", 16), theirs, lanes=LANES)
+    id = lease(world, "far")
+    world.run(5_000)
+    first = world.arrive("theirs", 20_000, lane="chat")
+    second = world.arrive("theirs", 500, lane="chat")
+    far = world.arrive("far", 500, lane="leased", lease=id)
+    world.run(world.now + 10_000)
+    assert (first.state, second.state, far.outcome) == ("running", "waiting", "answered")
+    assert not world.core.state.leases_held_back
+    world.run(world.now + 30_000)
+    later = world.arrive("far", 500, lane="leased", lease=id)
+    world.run(world.now + 10_000)
+    assert (first.outcome, second.outcome, later.outcome) == ("answered",) * 3, "nor after its end"
+    assert not world.judge.broken
+
+
+def test_a_person_who_comes_back_from_another_machine_has_the_memory(
+    world_of: WorldOf, model: ModelOf
+) -> None:
+    """RES-23, SPOOL-10: the site failed the request, which waits here now: leased work makes way."""
+    copy = replace(model("near@rig", 0), devices=(), shared=True, where=Tier.PEER, site="rig", copy_of="near")
+    world = world_of(model("far", 16), model("near", 16), copy, lanes=LANES)
+    rules = {"rig": TierRules("rig", Tier.PEER)}
+    world.reload(replace(world.catalog, tiers=rules, routing=RoutingRules(("rig", LOCAL_SITE))))
+    id = lease(world, "far")
+    far = world.arrive("far", 60_000, lane="leased", lease=id)
+    world.run(20_000)
+    person = world.arrive("near", 500, lane="chat")
+    assert person.state == "running" and not world.core.state.leases_held_back
+    world.feed(m.Returned(person.request.id, None, "rig"))
+    assert world.core.state.leases_held_back and far.outcome == ""
+    assert world.core.state.models["far"].stage is Stage.DRAINING
 
 
 def test_background_work_of_this_machine_revokes_nothing(world_of: WorldOf, model: ModelOf) -> None:

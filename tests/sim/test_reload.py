@@ -11,9 +11,11 @@ from watchbill.catalog import BackgroundTask, Catalog, EngineRules, Lane, Model,
 from watchbill.config.models import ModelTable
 from watchbill.core import messages as m
 from watchbill.core.reconfigure import EFFECTS, SEEN_BY, Effect, effect_of
+from watchbill.core.running import LINGER_LIMIT_MS
 from watchbill.core.stages import Stage
 from watchbill.runtime.explain import explain
 from watchbill.runtime.views import status_view
+from watchbill.simulate.callers import Faults
 from watchbill.simulate.engine import TrueModel
 from watchbill.simulate.world import World
 from watchbill.steps import at_once
@@ -111,6 +113,28 @@ def test_a_shared_model_that_is_removed_under_a_request_keeps_the_time_limit(
     world.run(30_000)
     assert running.outcome == "run_timeout"
     assert "far" not in world.core.state.models
+    assert not world.judge.broken
+
+
+def test_a_shared_model_that_is_put_back_counts_what_its_server_still_works_on(
+    world_of: WorldOf, model: ModelOf
+) -> None:
+    """RES-09: one at a time is the server's truth; it goes on with an answer whose caller left before the reload."""
+    far = Model("far", "far", devices=(), shared=True, concurrency=1)
+    world = world_of(model("A"), lanes={"chat": Lane("chat")}, faults=Faults(lingers=1.0))
+    engines = {**world.catalog.engines, "far": EngineRules("far", "remote", shared=True)}
+    with_far = replace(with_(world, far), engines=engines)
+    world.reload(with_far, {"far": TrueModel("far", 0, {})})
+    left = world.arrive("far", 500_000, lane="chat")
+    world.run(1_000)
+    world.leave(left)
+    world.reload(without(world, "far"))
+    world.run(1_010)
+    world.reload(with_far)
+    later = world.arrive("far", 500, lane="chat")
+    assert world.engines["far"].lingering and later.state == "waiting"
+    world.run(world.now + LINGER_LIMIT_MS + 5_000)
+    assert later.outcome == "answered"
     assert not world.judge.broken
 
 

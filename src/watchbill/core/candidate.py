@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from watchbill.catalog import Model, PolicyRules, WorkClass
 from watchbill.core.estimate import ArrivalRate, MeanEstimate, MedianEstimate
 from watchbill.core.line import Line
+from watchbill.core.messages import Request
 from watchbill.core.resources import Resource
 from watchbill.core.running import Running
 from watchbill.core.stages import Stage
@@ -70,6 +71,15 @@ class CandidateState(ABC):
     def first_device(self) -> str | None:
         """The device that the journal names for it."""
         return next((need for need in self.needs if isinstance(need, str)), None)
+
+    @property
+    def is_here(self) -> bool:
+        """Whether a model of this machine is needed for it: the companions of a set are here."""
+        return self.spec.site is None or self.is_set
+
+    def is_work_here(self, request: Request) -> bool:
+        """Whether a request that waits or runs here needs a model of this machine."""
+        return self.is_here or bool(request.companions)
 
     @property
     @abstractmethod

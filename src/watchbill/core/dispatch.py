@@ -347,7 +347,7 @@ class Dispatch:
         model = self._state.home.pop(event.id, None)
         running = model.running.pop(event.id, None) if model else None
         if model is not None and running is not None:
-            if running.request.work_class is _INTERACTIVE:
+            if running.request.work_class is _INTERACTIVE and model.is_work_here(running.request):
                 self._state.person_at = now
             self._release(model.serving, running.request, now)
             self._dismiss(running.request, now)
@@ -394,10 +394,10 @@ class Dispatch:
         state = self._state
         model = state.home.get(request_id)
         running = model.running.pop(request_id, None) if model else None
-        if running is None:
+        if model is None or running is None:
             state.late_answers += 1
             return None
-        if running.request.work_class is _INTERACTIVE:
+        if running.request.work_class is _INTERACTIVE and model.is_work_here(running.request):
             state.person_at = now
         if running.request.companions:
             self._dismiss(running.request, now)

@@ -6,10 +6,10 @@
                 └──▶ swept      60 s without a renewal, by this machine's own clock: the peer is gone
 
 A leased request runs under a lease and ends with it. A person at work (an interactive request of this machine that
-arrives, waits, runs or has just ended) revokes all leases at once: running leased requests go back to their line, those
-without a byte at once and the others at their next safe boundary, and the models that only they need leave memory.
-The leases stay held, and so do the requests; after 60 s of quiet both go on from where they were. While a person works
-no leased request starts, and nothing is loaded for one.
+arrives, waits, runs or has just ended, unless another machine is to serve it) revokes all leases at once: running
+leased requests go back to their line, those without a byte at once and the others at their next safe boundary, and the
+models that only they need leave memory. The leases stay held, and so do the requests; after 60 s of quiet both go on
+from where they were. While a person works no leased request starts, and nothing is loaded for one.
 
 Owns the table of leases. Does no I/O: the driver passes on what peers ask.
 """
@@ -145,9 +145,12 @@ class Leases:
                 self._drop(lease, LeaseOver(lease.peer, LEASE_MS), now)
             else:
                 state.wakes.append(lease.renewed_at + LEASE_MS)
+        is_at_work = self._is_person_at_work()
+        if is_at_work and not state.leases_held_back:
+            self.make_way(now)  # a request that another machine was to serve waits here now
         if not state.leases_held_back:
             return
-        if self._is_person_at_work():
+        if is_at_work:
             state.person_at = now
         if now >= state.person_at + QUIET_MS or not state.leases:
             state.leases_held_back = False
@@ -159,7 +162,7 @@ class Leases:
         if self._state.local_interactive_waits():
             return True
         return any(
-            running.request.work_class is _INTERACTIVE
+            running.request.work_class is _INTERACTIVE and model.is_work_here(running.request)
             for model in self._state.models.values()
             for running in model.running.values()
         )

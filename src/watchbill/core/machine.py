@@ -193,14 +193,16 @@ class Machine:
 
     def _arrived(self, event: m.Arrived, now: int) -> None:
         """Starts a new request at once where nothing is in its way, or else admits or refuses it."""
-        request = event.request
+        request, state = event.request, self.state
         if request.lease is not None and self._leases.refuses(request):
             return
         if not self._dispatch.start_at_once(request, now):
             self._admission.arrived(event, now)
-        if request.work_class is _INTERACTIVE:
-            self.state.person_at = now
-            if self.state.leases:
+        if request.work_class is not _INTERACTIVE:
+            return
+        if state.home.get(request.id, state.models[request.model]).is_work_here(request):
+            state.person_at = now
+            if state.leases:
                 self._leases.make_way(now)
 
     def _left(self, event: m.Left, now: int) -> None:

@@ -123,7 +123,8 @@ class Reconfigure:
         gone: list[ModelState] = []
         replaced: list[ModelState] = []
         for model in changed:
-            is_busy = bool(model.running or model.users)
+            # Another operator's server goes on with what it has not let go of.
+            is_busy = bool(model.running or model.users or (model.spec.shared and model.lingering))
             if model.is_retired:
                 is_there = not model.spec.shared and model.stage is not Stage.ABSENT
                 is_wanted = any(line.line for line in (model, *self._sets_of(model)))

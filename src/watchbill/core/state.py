@@ -293,8 +293,8 @@ class State:
         return tuple(family[family.index(model) + 1 :])
 
     def local_interactive_waits(self) -> bool:
-        """Whether an interactive request waits anywhere: then leased work has no weight."""
-        return any(s.line.counts[WorkClass.INTERACTIVE] for s in self.lines())
+        """Whether an interactive request waits for a model of this machine: then leased work has no weight."""
+        return any(s.line.counts[WorkClass.INTERACTIVE] and s.is_here for s in self.lines())
 
     def serving(self) -> tuple[ModelState, ...]:
         """Every ready model, those on shared engines included."""

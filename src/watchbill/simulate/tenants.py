@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from watchbill.catalog import Catalog
+from watchbill.catalog import Catalog, Model, WorkClass
 from watchbill.core import messages as m
 from watchbill.core.leases import LEASE_MS, LEASES_OF_PEER_MAX, RENEW_MS
 from watchbill.core.running import BOUNDARY_MS
@@ -74,7 +74,9 @@ class Landlord(Protocol):
     def now(self) -> float: ...
 
     catalog: Catalog
+    declared: dict[str, Model]  # every model that was ever in the config
     open: dict[str, Caller]
+    callers: dict[str, Caller]
 
     def at(self, when: float, act: Callable[[], None]) -> None: ...
     def feed(self, event: m.Event) -> None: ...
@@ -195,6 +197,8 @@ class Tenants:
         """Follows in the journal whether a person works here."""
         if note.event is m.JournalEvent.LEASE_REVOKED:
             self._paused_since = self._world.now
+            if not any(map(self._may_be_person_here, self._world.callers.values())):
+                self._say("leased work made way for nobody here", "")
         elif note.event is m.JournalEvent.LEASE_RESTORED:
             self._paused_since = None
 
@@ -202,6 +206,14 @@ class Tenants:
     def is_paused(self) -> bool:
         """Whether leased work rests."""
         return self._paused_since is not None
+
+    def _may_be_person_here(self, caller: Caller) -> bool:
+        """Whether it is a person who waits, is served or was refused now, and not at another machine."""
+        is_over = caller.state is CallerState.ENDED and caller.ended_at != self._world.now
+        if caller.request.work_class is not WorkClass.INTERACTIVE or is_over:
+            return False
+        is_alone = caller.state is CallerState.RUNNING and not caller.request.companions
+        return not is_alone or self._world.declared[caller.served_by].site is None
 
     def granting(self, caller: Caller) -> None:
         """Judges a grant of a leased request."""
