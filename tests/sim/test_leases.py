@@ -7,10 +7,12 @@ import pytest
 from support.worlds import ModelOf, WorldOf
 from watchbill.catalog import LOCAL_SITE, Lane, PolicyRules, RoutingRules, Tier, TierRules, WorkClass
 from watchbill.core import messages as m
+from watchbill.core.candidate import CandidateState
 from watchbill.core.leases import LEASE_MS, QUIET_MS, RENEW_MS
 from watchbill.core.reasons import LeaseOver
 from watchbill.core.running import BOUNDARY_MS
 from watchbill.core.stages import Stage
+from watchbill.simulate.fuzz import random_world, run_out
 from watchbill.simulate.world import World
 from watchbill.units import Millis
 
@@ -123,6 +125,19 @@ def test_a_person_whom_another_machine_serves_revokes_nothing(world_of: WorldOf,
     world.run(world.now + 10_000)
     assert (first.outcome, second.outcome, later.outcome) == ("answered",) * 3, "nor after its end"
     assert not world.judge.broken
+
+
+def test_a_core_that_takes_whoever_is_served_elsewhere_for_a_person_here_is_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """RES-23: in a world that nobody designed."""
+    assert not run_out(random_world(614)).judge.broken
+
+    def always(_self: CandidateState, _request: m.Request) -> bool:
+        return True
+
+    monkeypatch.setattr(CandidateState, "is_work_here", always)
+    assert "leased work made way for nobody here" in run_out(random_world(614)).judge.broken
 
 
 def test_a_person_who_comes_back_from_another_machine_has_the_memory(
