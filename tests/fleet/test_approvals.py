@@ -112,7 +112,7 @@ def test_questions_and_approvals_survive_new_coordinators_and_agents(
     assert [each["task"] for each in waiting(rig, capsys)] == ["asks"]
     run(rig, capsys, "plan", "approve", "asks")  # no coordinator reads it yet
     new_coordinator(rig)
-    wait_until(rig.turn or bool(rig.entries("b1", "approve")))
+    wait_until(lambda: rig.turn() or bool(rig.entries("b1", "approve")))
     new_coordinator(rig)
     rig.start("cpu-2")
     wait_until(rig.turn, 60)
@@ -177,7 +177,7 @@ def test_all_waiting_tasks_of_a_fan_out_are_approved_by_its_name(
         ("each_1", ['"x"']), ("each_2", ['"y"']),
     ]  # fmt: skip
     run(rig, capsys, "plan", "approve", "each", "--batch", "b1")
-    wait_until(rig.turn and ledger(rig).outcome is not None and not waiting(rig, capsys), 60)
+    wait_until(lambda: rig.turn() and ledger(rig).outcome is not None and not waiting(rig, capsys), 60)
     assert {path.name for path in rig.batch_folder("b1").iterdir()} >= {"x", "y"}
 
 

@@ -133,10 +133,8 @@ def test_a_core_that_takes_whoever_is_served_elsewhere_for_a_person_here_is_foun
     """RES-23: in a world that nobody designed."""
     assert not run_out(random_world(614)).judge.broken
 
-    def always(_self: CandidateState, _request: m.Request) -> bool:
-        return True
-
-    monkeypatch.setattr(CandidateState, "is_work_here", always)
+    always = property(lambda _: True, lambda _self, _found: None)
+    monkeypatch.setattr(CandidateState, "is_here", always, raising=False)
     assert "leased work made way for nobody here" in run_out(random_world(614)).judge.broken
 
 

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from watchbill.catalog import Model, PolicyRules, WorkClass
 from watchbill.core.estimate import ArrivalRate, MeanEstimate, MedianEstimate
 from watchbill.core.line import Line
-from watchbill.core.messages import Request
 from watchbill.core.resources import Resource
 from watchbill.core.running import Running
 from watchbill.core.stages import Stage
@@ -50,6 +49,8 @@ class CandidateState(ABC):
 
     def __init__(self, name: str, spec: Model, rules: PolicyRules) -> None:
         self.name, self.spec, self.rules = name, spec, rules
+        #: Whether a model of this machine is needed for it; the companions of a set are here.
+        self.is_here = spec.site is None or self.is_set
         self.stage = Stage.ABSENT
         self.since = NEVER  # start of the present stage
         self.line = Line()
@@ -71,15 +72,6 @@ class CandidateState(ABC):
     def first_device(self) -> str | None:
         """The device that the journal names for it."""
         return next((need for need in self.needs if isinstance(need, str)), None)
-
-    @property
-    def is_here(self) -> bool:
-        """Whether a model of this machine is needed for it: the companions of a set are here."""
-        return self.spec.site is None or self.is_set
-
-    def is_work_here(self, request: Request) -> bool:
-        """Whether a request that waits or runs here needs a model of this machine."""
-        return self.is_here or bool(request.companions)
 
     @property
     @abstractmethod

@@ -347,7 +347,7 @@ class Dispatch:
         model = self._state.home.pop(event.id, None)
         running = model.running.pop(event.id, None) if model else None
         if model is not None and running is not None:
-            if running.request.work_class is _INTERACTIVE and model.is_work_here(running.request):
+            if running.request.work_class is _INTERACTIVE and (model.is_here or running.request.companions):
                 self._state.person_at = now
             self._release(model.serving, running.request, now)
             self._dismiss(running.request, now)
@@ -397,7 +397,7 @@ class Dispatch:
         if model is None or running is None:
             state.late_answers += 1
             return None
-        if running.request.work_class is _INTERACTIVE and model.is_work_here(running.request):
+        if running.request.work_class is _INTERACTIVE and (model.is_here or running.request.companions):
             state.person_at = now
         if running.request.companions:
             self._dismiss(running.request, now)

@@ -162,7 +162,7 @@ class Leases:
         if self._state.local_interactive_waits():
             return True
         return any(
-            running.request.work_class is _INTERACTIVE and model.is_work_here(running.request)
+            running.request.work_class is _INTERACTIVE and (model.is_here or running.request.companions)
             for model in self._state.models.values()
             for running in model.running.values()
         )

@@ -200,7 +200,7 @@ class Machine:
             self._admission.arrived(event, now)
         if request.work_class is not _INTERACTIVE:
             return
-        if state.home.get(request.id, state.models[request.model]).is_work_here(request):
+        if state.home.get(request.id, state.models[request.model]).is_here or request.companions:
             state.person_at = now
             if state.leases:
                 self._leases.make_way(now)
