@@ -118,6 +118,7 @@ class Dispatch:
         if request.ends_at or request.bound_at:
             ends = min(ends, request.ends_at or ends, request.bound_at or ends)
         running = Running(request, now, len(model.running) + 1, request.was_cut, ends)
+        running.serves_person = request.work_class is _INTERACTIVE and (model.is_here or bool(companions))
         model.running[request.id] = running
         for name in companions:
             state.models[name].users[request.id] = running
@@ -347,7 +348,7 @@ class Dispatch:
         model = self._state.home.pop(event.id, None)
         running = model.running.pop(event.id, None) if model else None
         if model is not None and running is not None:
-            if running.request.work_class is _INTERACTIVE and (model.is_here or running.request.companions):
+            if running.serves_person:
                 self._state.person_at = now
             self._release(model.serving, running.request, now)
             self._dismiss(running.request, now)
@@ -397,7 +398,7 @@ class Dispatch:
         if model is None or running is None:
             state.late_answers += 1
             return None
-        if running.request.work_class is _INTERACTIVE and (model.is_here or running.request.companions):
+        if running.serves_person:
             state.person_at = now
         if running.request.companions:
             self._dismiss(running.request, now)

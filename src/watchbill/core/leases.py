@@ -47,7 +47,7 @@ RENEW_MS = 20_000
 QUIET_MS = 60_000
 #: Leases that one peer may hold at a time.
 LEASES_OF_PEER_MAX = 16
-_INTERACTIVE, _LEASED = WorkClass.INTERACTIVE, WorkClass.LEASED
+_LEASED = WorkClass.LEASED
 
 
 class Leases:
@@ -145,13 +145,12 @@ class Leases:
                 self._drop(lease, LeaseOver(lease.peer, LEASE_MS), now)
             else:
                 state.wakes.append(lease.renewed_at + LEASE_MS)
-        is_at_work = self._is_person_at_work()
-        if is_at_work and not state.leases_held_back:
-            self.make_way(now)  # a request that another machine was to serve waits here now
+        if state.leases and self._is_person_at_work():
+            state.person_at = now
+            if not state.leases_held_back:
+                self.make_way(now)  # a request that another machine was to serve waits here now
         if not state.leases_held_back:
             return
-        if is_at_work:
-            state.person_at = now
         if now >= state.person_at + QUIET_MS or not state.leases:
             state.leases_held_back = False
             state.note(JournalEvent.LEASE_RESTORED, LeasesRestored(len(state.leases)))
@@ -161,11 +160,8 @@ class Leases:
     def _is_person_at_work(self) -> bool:
         if self._state.local_interactive_waits():
             return True
-        return any(
-            running.request.work_class is _INTERACTIVE and (model.is_here or running.request.companions)
-            for model in self._state.models.values()
-            for running in model.running.values()
-        )
+        models = self._state.models.values()
+        return any(running.serves_person for model in models for running in model.running.values())
 
     def _drop(self, lease: Lease, why: LeaseOver, now: int) -> None:
         """Ends a lease and the requests under it."""

@@ -28,6 +28,7 @@ class Running(Struct, gc=False):
     cut: CutKind | None = None
     is_indivisible: bool = False  # its answer cannot be continued: once begun, it runs to its end
     is_orphaned: bool = False  # its engine died or was reset: its time runs on until another engine serves it
+    serves_person: bool = False  # a person's request that this machine serves: leased work makes way (RES-23)
 
     @property
     def makes_way(self) -> bool:
