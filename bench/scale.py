@@ -269,9 +269,8 @@ def main() -> int:
     asked = parser.parse_args()
     fine = [core_alone(asked.models, asked.queued)]
     fine += [asyncio.run(measure(how, asked.models, asked.queued)) for how in ("busy", "loading")]
-    fine.append(
-        over_http(min(asked.queued, 8_000))
-    )  # both ends of each connection count for the limit of files
+    # Both ends of each connection count for the limit of files.
+    fine.append(over_http(min(asked.queued, 8_000)))
     fine += fleet(asked.machines, asked.tasks)
     return 0 if all(fine) else 1
 

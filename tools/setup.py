@@ -56,9 +56,8 @@ def main() -> int:
         return 2
     LOG.parent.mkdir(exist_ok=True)
     with open(LOG.parent / "setup.lock", "w") as lock:
-        fcntl.flock(
-            lock, fcntl.LOCK_EX
-        )  # `make up` and `make test` in two terminals would build one venv at once
+        # `make up` and `make test` in two terminals would build one venv at once.
+        fcntl.flock(lock, fcntl.LOCK_EX)
         if is_ready(level):
             return 0
         try:

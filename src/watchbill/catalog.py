@@ -186,13 +186,11 @@ class Model:
     background: BackgroundTask | None = None
     capture: str | None = None  # the spool that finished requests go into
     sleep_ms: Millis | None = None  # asleep after this long without use; None: never
-    sleeps_when_told: bool = (
-        False  # copied from its driver: its engine can be told, and need not wait for that time
-    )
+    #: Copied from its driver: its engine can be told, and need not wait for that time.
+    sleeps_when_told: bool = False
     asleep: Mapping[str, Bytes] = field(default_factory=lambda: MappingProxyType({}))  # declared, per device
-    writes_here: bool = (
-        True  # copied from its driver: a load writes below the root, so a full disk prevents it
-    )
+    #: Copied from its driver: a load writes below the root, so a full disk prevents it.
+    writes_here: bool = True
     quota: Bytes | None = None  # more than this on one device is a fault; 1.15 x what it needs otherwise
     url: str | None = None  # systemd: where its unit answers
     unit: str | None = None  # systemd: the unit's name; watchbill-MODEL.service otherwise

@@ -192,9 +192,8 @@ def test_every_line_is_answered_once_though_the_daemon_is_killed(
         wanted = {(line["body"]["model"], str(number)) for number, line in enumerate(lines)}
         assert calls.keys() == wanted  # no model was asked another one's line
         assert asked_again <= AGAIN_MAX * len(ends), asked_again
-        assert loads <= 2 * (len(ends) + 1) + 1, (
-            loads
-        )  # each life loads the model that was left, and the other one
+        # Each life loads the model that was left, and the other one.
+        assert loads <= 2 * (len(ends) + 1) + 1, loads
         assert waits and not chatting.refused
         assert waits[-1] < 10_000, waits[-1]
         assert daemon.stop() == 0

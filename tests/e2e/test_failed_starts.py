@@ -146,9 +146,8 @@ def test_a_full_disk_is_said_in_one_line(place: Place, more: tuple[str, ...]) ->
     """P7: exit 2 and the root's name, although not even the log can be written; with room it starts as ever."""
     place.config.write_text(scripted("well"))
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(
-        resource.RLIMIT_FSIZE, (0, hard)
-    )  # inherited: no byte goes to any file, as on a full disk
+    # Inherited: no byte goes to any file, as on a full disk.
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
     try:
         failed = place.run("up", "--port", "0", *more)
     finally:

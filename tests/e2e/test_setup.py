@@ -88,9 +88,8 @@ def test_a_fresh_clone_is_set_up_once_and_then_needs_no_network(clone: Path) -> 
     on_path.mkdir()
     shutil.copy((clone / ".venv" / "bin" / "uv").resolve(), on_path / "uv")
     shutil.rmtree(clone / ".venv")
-    dead_ends = {
-        name: value for name, value in DEAD_ENDS.items() if name != "UV_DEFAULT_INDEX"
-    }  # names the cache
+    # Without the variable that names the cache.
+    dead_ends = {name: value for name, value in DEAD_ENDS.items() if name != "UV_DEFAULT_INDEX"}
     anew = make(clone, *cut_off, env={**dead_ends, "PATH": f"{on_path}:{os.environ['PATH']}"})
     assert anew.returncode == 0, anew.stdout + anew.stderr
     assert watchbill.exists()

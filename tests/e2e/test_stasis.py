@@ -76,9 +76,8 @@ def test_a_response_whose_end_only_memory_has_is_made_again_after_a_kill(
             leave_blocks(disk, 0)
             assert wait_until(partial(ended, daemon, id))["status"] == "completed"
             leave_blocks(disk, 0)
-        daemon.ask(
-            f"/v1/responses/{ids[1]}/cancel", method="POST"
-        )  # waits until it is kept, as far as it can be
+        # Waits until it is kept, as far as it can be.
+        daemon.ask(f"/v1/responses/{ids[1]}/cancel", method="POST")
         daemon.process.send_signal(signal.SIGKILL)
         daemon.process.wait(30)
         free_up(disk)

@@ -271,9 +271,8 @@ def test_a_new_start_says_that_it_is_still_held_by_a_person_and_forgets_a_hold_f
     wait_until(lambda: agent.heartbeat().get("constraints") == ["held"])
     agent.end()
     agent = rig.start("cpu-1")
-    wait_until(
-        lambda: agent.heartbeat().get("constraints") == []
-    )  # until its first, the file is its predecessor's
+    # Until its first, the file is its predecessor's.
+    wait_until(lambda: agent.heartbeat().get("constraints") == [])
     assert agent.heartbeat()["hold"] is None
     rig.signal("cpu-1", Order.HOLD)
     wait_until(lambda: agent.heartbeat().get("constraints") == ["held"])

@@ -45,9 +45,8 @@ def test_times_are_guesses_until_a_batch_has_shown_them(fleet: FleetFolder) -> N
         3,
         "learned",
     )
-    assert (
-        each["work_ms"] >= 1_000
-    )  # three times 0.4 s, as the agent heard it, one after the other on one slot
+    # Three times 0.4 s, as the agent heard it, one after the other on one slot.
+    assert each["work_ms"] >= 1_000
     assert after["elapsed_ms"] >= each["work_ms"]
     wide = simulated(fleet, "--agents", "3xcpu:1")
     assert wide["elapsed_ms"] < after["elapsed_ms"]

@@ -586,9 +586,8 @@ def test_a_command_of_any_size_is_read_in_bounded_time() -> None:
     ):
         began = time.thread_time()
         parse_command(piece * (100_000 // len(piece)))
-        assert time.thread_time() - began < 20, (
-            piece
-        )  # a tenth of a second; reading it twice at each depth takes hours
+        # A tenth of a second; reading it twice at each depth takes hours.
+        assert time.thread_time() - began < 20, piece
 
 
 def test_values_that_no_program_can_be_given_are_refused() -> None:

@@ -512,9 +512,8 @@ def test_a_first_load_that_hangs_is_reported_and_its_forecast_grows(
         caller = world.arrive("hung", 300, lane="chat")
         assert caller.forecast_ms is not None and caller.state == "waiting"
         said.append(caller.forecast_ms)
-    assert (
-        said[0] > 9_000 and said[1] == 240_000 and said[2] > 230_000
-    )  # given up after 300 s, and tried again
+    # Given up after 300 s, and tried again.
+    assert said[0] > 9_000 and said[1] == 240_000 and said[2] > 230_000
     assert world.core.state.models["hung"].stage is Stage.LOADING
     assert [(alert.kind, alert.model) for alert in world.alerts] == [("slow-load", "hung")]
     assert "load_timeout" in world.alerts[0].text

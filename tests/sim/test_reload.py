@@ -210,6 +210,7 @@ def test_every_key_of_a_model_says_what_its_change_does() -> None:
     assert set(EFFECTS) == {field.name for field in fields(Model)}
     of_keys = {name for key in ModelTable.model_fields for name in FIELDS_OF.get(key, (key,))}
     assert of_keys <= set(EFFECTS)
+    # Copied from the engine, or from a tier.
     assert set(EFFECTS) - of_keys == {
         "name",
         "shared",
@@ -219,7 +220,7 @@ def test_every_key_of_a_model_says_what_its_change_does() -> None:
         "site",
         "copy_of",
         "is_placed",
-    }  # copied from the engine, or from a tier
+    }
     assert set(SEEN_BY) <= set(EFFECTS)
 
 

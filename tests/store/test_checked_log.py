@@ -81,9 +81,8 @@ def test_a_line_that_has_come_in_part_is_read_when_it_is_whole(tmp_path: Path, r
         path.write_bytes(text[:cut] + rest)
         reader = LineReader(path)
         early = all_of(reader)
-        come = cut + rest.startswith(
-            b"\n"
-        )  # where newlines are filled ahead, a line's own is there before it
+        # Where newlines are filled ahead, a line's own is there before it.
+        come = cut + rest.startswith(b"\n")
         assert early == [b"first", b"second"][: (come >= len(first)) + (come >= len(text))]
         path.write_bytes(text)
         assert early + all_of(reader) == [b"first", b"second"]

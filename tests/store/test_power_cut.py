@@ -132,9 +132,8 @@ def test_the_harness_sees_a_loss(disk: Any, child: Any, inventory: Any, omission
             spool = Spool(path, durability="wal" if omission == "fdatasync" else "event")
             real = os.fsync
             if omission == "fdatasync":
-                uncached.O_DIRECT = (
-                    0  # only what is in the page cache is lost here: the disk's own cache stays
-                )
+                # Only what is in the page cache is lost here: the disk's own cache stays.
+                uncached.O_DIRECT = 0
                 os.fdatasync = lambda fd: None
             else:
                 os.fsync = lambda fd: None if os.path.isdir(f"/proc/self/fd/{fd}") else real(fd)

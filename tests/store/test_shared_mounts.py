@@ -375,9 +375,8 @@ def test_a_drain_that_has_lost_its_mount_goes_on_with_the_next_one(hosts: Hosts)
         drain = Drain(spool, corpus)
         spool.enqueue({"id": 1, "kind": "note", "ts": 0})
         assert drain.run_once().appended == 1
-        assert (
-            corpus.append([("a", b'{"id": "a"}')]).appended == 1
-        )  # holds it open, as a drain that waits does
+        # Holds it open, as a drain that waits does.
+        assert corpus.append([("a", b'{"id": "a"}')]).appended == 1
         mount.mount_again()
         with Spool(mount.path / "spool") as producer:
             producer.enqueue({"id": 2, "kind": "note", "ts": 0})

@@ -47,9 +47,8 @@ def test_a_shell_worker_leases_works_and_finishes(cli: Cli, path: Path) -> None:
     code, leased, _ = cli("dequeue", "--for", "1h")
     assert (code, json.loads(Path(leased).read_text())) == (0, {"id": "0"})
     assert recovered(path) == 0
-    assert (
-        cli("release", os.path.basename(leased))[0] == 1
-    )  # by name it is an operator who asks: its holder is alive
+    # By name it is an operator who asks: its holder is alive.
+    assert cli("release", os.path.basename(leased))[0] == 1
     code, name, _ = cli("done", leased)
     assert (code, name) == (0, os.path.basename(leased))
     assert not Path(leased).parent.exists()

@@ -68,9 +68,8 @@ def test_marks_in_texts_and_comments_are_no_values() -> None:
     prose = "a, b = [c], " * (CONFIG_VALUES_MAX // 3)
     texts = f"[lanes.x]\nmax_wait = '1s' # {prose}\n"
     assert refusal(f"{BASE}{texts}") is None
-    assert (
-        refusal(f'{BASE}[models.echo.script]\nservice = """{prose}"""\n') is not None
-    )  # no duration, that is all
+    # No duration, that is all.
+    assert refusal(f'{BASE}[models.echo.script]\nservice = """{prose}"""\n') is not None
 
 
 def test_only_problems_that_are_shown_are_put_into_words() -> None:

@@ -240,9 +240,8 @@ def test_the_cache_holds_the_whole_context_of_all_slots(tmp_path: Path) -> None:
     per_token = 4 * 2 * (32 + 32) * 2  # layers x kv heads x (key + value) x bytes
     assert predict(header, context=2048, slots=1).kv_cache == 2048 * per_token
     assert predict(header, context=2048, slots=4).kv_cache == 4 * 2048 * per_token
-    assert (
-        predict(header, context=2000, slots=1).kv_cache == 2048 * per_token
-    )  # rounded up, as llama.cpp does
+    # Rounded up, as llama.cpp does.
+    assert predict(header, context=2000, slots=1).kv_cache == 2048 * per_token
     assert predict(header, context=0, slots=1).kv_cache == 8192 * per_token
     assert predict(header, context=2048, slots=1, kv_type_bytes=1).kv_cache == 1024 * per_token
 

@@ -46,9 +46,8 @@ def test_requests_of_an_earlier_daemon_are_found_at_their_time(tmp_path: Path) -
     recent = read_recent(tmp_path, now_ms=1_600_000)
     assert [line.at_ms for line in recent.trace.requests] == [0, 500_000]
     assert (recent.since_ms, recent.until_ms) == (1_000_100, 1_500_100)
-    assert (
-        len(traffic_files(tmp_path)) == 1
-    )  # a restart begins no new file: many restarts would drive out the day
+    # A restart begins no new file: many restarts would drive out the day.
+    assert len(traffic_files(tmp_path)) == 1
 
 
 def test_what_is_older_than_asked_for_is_left_out(tmp_path: Path) -> None:

@@ -398,9 +398,8 @@ async def test_a_stop_sequence_ends_the_answer_and_the_engines_work(stream: bool
             said = await client.messages.create(**asked)
         assert (said.stop_reason, said.stop_sequence) == ("stop_sequence", "END")
         assert [block.text for block in said.content] == ["one two "]
-        assert (
-            said.usage.output_tokens == 4 and said.usage.input_tokens > 0
-        )  # counted here: the engine told nothing
+        # Counted here: the engine told nothing.
+        assert said.usage.output_tokens == 4 and said.usage.input_tokens > 0
         await opened.until_idle()
         assert opened.peer.left == 1 and opened.outcomes() == {"ok": 1}
         assert "stop" not in opened.peer.asked[0].json

@@ -726,9 +726,8 @@ async def test_a_slow_taker_holds_the_engine_back(upstream: Upstream) -> None:
         before = -1
         while sent != before:  # until the engine is stuck
             before = sent
-            await asyncio.sleep(
-                0.3
-            )  # longer than the silence deadline: it must not fire while we are the slow ones
+            # Longer than the silence deadline: it must not fire while we are the slow ones.
+            await asyncio.sleep(0.3)
         assert sent < total / 2
         connection: Connection = call._connection  # type: ignore[attr-defined]
         assert connection._unread < 2 * UPSTREAM_BUFFER_BYTES_MAX

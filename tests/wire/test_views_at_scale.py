@@ -26,9 +26,8 @@ from watchbill.units import Millis
 
 COUNT = 990
 WAITING = 1_000
-VECTORS = (
-    3_000  # 36 MB: from 32 MiB on a copy has fresh pages each time, so that its price is always the same
-)
+#: 36 MB: from 32 MiB on a copy has fresh pages each time, so that its price is always the same.
+VECTORS = 3_000
 MODELS = {f"m{n}": Model(f"m{n}", "peer", concurrency=4, memory=MIB) for n in range(COUNT)}
 LANES = {"default": Lane("default", queue_max=WAITING, max_wait_ms=Millis(10**9))}
 LARGE = replace(CATALOG, models=MODELS, lanes=LANES)

@@ -65,9 +65,8 @@ class Answering:
         self._started = 0
         self._counts = counts
         self._is_closing = False
-        self._reading = (
-            asyncio.Lock()
-        )  # one line is decoded at a time: together they would keep the loop waiting
+        #: One line is decoded at a time: several together would keep the loop waiting.
+        self._reading = asyncio.Lock()
 
     async def close(self) -> None:
         """Withdraws lines under way, and waits for the disk for a bounded time."""

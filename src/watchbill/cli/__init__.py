@@ -67,9 +67,8 @@ def run(arguments: Sequence[str]) -> int:
         return _complain(str(error), _exit_code(error))
     except OSError as error:
         if error.filename is None:
-            _drop(
-                sys.stdout
-            )  # the output itself may have failed, and Python would write to it once more at exit
+            # The output itself may have failed, and Python would write to it once more at exit.
+            _drop(sys.stdout)
         what = "cannot read or write" if error.filename is None else os.fsdecode(error.filename)
         return _complain(f"{what}: {(error.strerror or str(error)).lower()}", FAILED)
     return code

@@ -63,9 +63,8 @@ class Driver:
     needs_url: bool = False  # its engine has no address by itself
     is_shared: bool = False  # its engines are never loaded or stopped by Watchbill
     writes_here: bool = True  # its models are processes of ours, with a log and an entry below the root
-    sleeps_when_told: bool = (
-        False  # its models have addresses for it; otherwise they sleep by themselves or never
-    )
+    #: Its models have addresses for it; otherwise they sleep by themselves or never.
+    sleeps_when_told: bool = False
 
 
 #: Everything that runs as a process of ours.

@@ -45,12 +45,10 @@ class MachineFacts:
     capacity: Mapping[str, Bytes]  # of the devices that can be read
     models: Mapping[str, ModelFacts]
     is_config_public: bool = False  # whether other users can read the config
-    spools: Mapping[str, tuple[str, str]] = field(
-        default_factory=dict[str, tuple[str, str]]
-    )  # spool -> the key that cannot be used, and why
-    silent: Mapping[str, str] = field(
-        default_factory=dict[str, str]
-    )  # engine -> why its address does not answer
+    #: spool -> the key that cannot be used, and why
+    spools: Mapping[str, tuple[str, str]] = field(default_factory=dict[str, tuple[str, str]])
+    #: engine -> why its address does not answer
+    silent: Mapping[str, str] = field(default_factory=dict[str, str])
     on_shelf: int = 0  # models that need no table
     no_cards: str = ""  # why none can be read, where the config names one
 

@@ -151,9 +151,8 @@ class Admission:
             usable.sort(key=lambda s: self._must_wait_for_health(s) or self._is_away(s, now))
             if usable[0].is_doubted and (at_hand := next((s for s in usable if s.is_at_hand), None)):
                 usable.remove(at_hand)
-                usable.insert(
-                    0, at_hand
-                )  # RES-20: no request waits for a suspect model that another one can serve
+                # RES-20: no request waits for a suspect model that another one can serve.
+                usable.insert(0, at_hand)
         return usable
 
     def _may_serve(self, model: ModelState, now: int) -> bool:

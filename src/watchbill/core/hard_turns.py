@@ -63,14 +63,12 @@ class HardTurn(NamedTuple):
     latest: float  # when it would still be in time by itself
     lasts_ms: float  # its share of the room's time: until the next turn can begin
     shortest_ms: float  # the same without a quantum
-    squeezed: (
-        float  # when it and all the turns after it would still be in time if each were as short as can be
-    )
+    #: When it and all the turns after it would still be in time if each were as short as can be.
+    squeezed: float
     margin_ms: float  # how much later that may be
     patience_ms: float  # of its most impatient request
-    slack_ms: (
-        float  # what is left of its patience after the shortest turn of everybody who waits for its room
-    )
+    #: What is left of its patience after the shortest turn of everybody who waits for its room.
+    slack_ms: float
 
     def is_pressing(self, now: float) -> bool:
         """Whether all can still be served in time, but only if no model has a whole quantum from now on."""

@@ -107,9 +107,8 @@ class ModelState(CandidateState):
         size = sum(known.footprint.expected.values())
         self.load_from_disk_ms = LOAD_GUESS_FLOOR_MS + size / LOAD_GUESS_BYTES_PER_MS
         self.cold_load_ms = known.cold_load_ms  # the same, as earlier runs measured it
-        self.load = self.cold_load = MedianEstimate(
-            self.load_from_disk_ms
-        )  # `load` is `wake` while it sleeps
+        #: `load` is `wake` while it sleeps.
+        self.load = self.cold_load = MedianEstimate(self.load_from_disk_ms)
         self.wake = MedianEstimate(self.load_from_disk_ms)
         #: To its first byte, and to its stop.
         self.first, self.halt = MeanEstimate(FIRST_BYTE_GUESS_MS), MeanEstimate(STOP_GUESS_MS)

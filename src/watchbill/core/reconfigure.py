@@ -156,9 +156,8 @@ class Effect(Enum):
     NONE = 0  # nothing changed
     AT_ONCE = 1  # Watchbill reads it: the new value holds from now on
     NEXT_LOAD = 2  # read when a process is started, checked or stopped: the running one keeps the old value
-    RESTART = (
-        3  # the running process, its address or its memory would differ: it leaves until the next request
-    )
+    #: The running process, its address or its memory would differ: it leaves until the next request.
+    RESTART = 3
 
 
 #: Every field of a model in the catalog. A test compares it with the fields and with the keys of the config.
@@ -218,9 +217,8 @@ SEEN_BY: Mapping[str, frozenset[str]] = {
     "sleep_ms": frozenset({"llamacpp"}),
 }
 _FIELDS = tuple(field.name for field in fields(Model))
-_values = attrgetter(
-    *_FIELDS
-)  # in one call: a reload compares every field of every model within one turn of the loop
+#: All fields in one call: a reload compares every field of every model within one turn of the loop.
+_values = attrgetter(*_FIELDS)
 
 
 def effect_of(old: Model, new: Model, catalog: Catalog) -> Effect:

@@ -114,9 +114,8 @@ class State:
         self.disk_fault: str | None = None  # what the disk of the root said when it was last tried
         self.disk_asked_at: int | None = None  # since when its answer to a question is awaited
         self.disk_seen_at: int | None = None  # when it last answered one
-        self.must_look_at_engines = (
-            False  # this step counted something against an engine: the watchdog must look
-        )
+        #: Whether this step counted something against an engine: the watchdog must look.
+        self.must_look_at_engines = False
         self.out: list[Action] = []
         self.wakes: list[float] = []  # times at which something of this step must be checked again
         self.armed = 0  # when the timer comes; 0: not armed

@@ -178,9 +178,8 @@ async def _serve(setting: Setting, catalog: Catalog) -> int:
         root.write_config_path(setting.file)
         root.write_daemon(serving.url)
         if not setting.options.no_fleet:
-            _start_fleet(
-                programs, root, catalog.fleet
-            )  # its agents look for the address that was just written
+            # The agents look for the address that was just written.
+            _start_fleet(programs, root, catalog.fleet)
         await start_spools(spools, brokers, serving, catalog, setting)
         reloading = Reloading(Reconfigured(driver, spools, serving, cards, batches), setting, reload_asked)
         await reloading.begin()

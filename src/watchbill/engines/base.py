@@ -164,9 +164,8 @@ class LoadError(ModelFailed):
         super().__init__(message)
         self.hopeless = hopeless  # the same load will fail again: a missing or corrupt file
         self.blame = blame
-        self.remains = (
-            remains  # it could not be undone: the model must be stopped before its memory counts as back
-        )
+        #: Whether the load could not be undone: the model must be stopped before its memory counts as back.
+        self.remains = remains
 
 
 class Engine(Protocol):

@@ -166,9 +166,8 @@ class Lifecycle(ABC, Generic[AnyHold]):
             self._forget(hold)
 
     async def _stop(self, hold: AnyHold, *, hard: bool) -> None:
-        await self._take_down(
-            hold, hard=hard
-        )  # a model that does not go stays held, and can be stopped again
+        # A model that does not go stays held, and can be stopped again.
+        await self._take_down(hold, hard=hard)
         self._forget(hold)
 
     def _report(self, hold: AnyHold, reason: str, blame: Blame = Blame.MODEL) -> None:

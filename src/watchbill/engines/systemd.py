@@ -44,9 +44,8 @@ class SystemdHost:
         self._owed = set(self._record.read())  # units that a killed daemon had started
         self._clearing = asyncio.Lock()
         self._upstream = Upstream()
-        self._touched: set[ForeignHold] = (
-            set()
-        )  # units that the reactor was asked to start, and may have started
+        #: Units that the reactor was asked to start, and may have started.
+        self._touched: set[ForeignHold] = set()
         self._misses: dict[ForeignHold, int] = {}
 
     @property

@@ -140,15 +140,12 @@ class Call:
         self._request = request
         self._connection: Connection | None = None
         self._failure: UpstreamFailed | None = None  # where no connection has one
-        self._is_again = (
-            False  # the next connection is a new one: a kept one was closed before a byte of an answer
-        )
-        self.has_ended = (
-            False  # whether the whole answer came; its connection may serve another request by now
-        )
-        self.content_type = (
-            ""  # the answer's media type, lower case, without parameters; known with its status
-        )
+        #: Whether the next connection is a new one: a kept one was closed before a byte of an answer.
+        self._is_again = False
+        #: Whether the whole answer came; its connection may serve another request by now.
+        self.has_ended = False
+        #: The answer's media type, lower case, without parameters; known with its status.
+        self.content_type = ""
 
     def poll(self) -> int:
         """The answer's status, 0 while there is none. Raises UpstreamFailed."""

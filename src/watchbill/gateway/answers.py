@@ -193,10 +193,8 @@ def error_fields(error: TheirsError) -> dict[str, object]:
     message = str(error) if long is None else _in_words_of_openai(str(error), long)
     fields = {"message": message, "type": kind, "param": param, "code": code_of(error), "source": source}
     if long is not None and long.asked is not None:
-        fields |= {
-            "n_prompt_tokens": long.asked,
-            "n_ctx": long.most,
-        }  # as llama.cpp's own clients look for them
+        # The fields that llama.cpp's own clients look for.
+        fields |= {"n_prompt_tokens": long.asked, "n_ctx": long.most}
     return fields
 
 

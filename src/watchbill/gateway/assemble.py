@@ -166,9 +166,8 @@ class Assembly:
         if not payloads:
             return
         joined = b",".join(payloads)
-        is_plain = (
-            self.chat and self._sum is None and is_decodable(joined)
-        )  # else one by one: a single one may be at fault
+        # Otherwise the payloads are decoded one by one: a single one may be at fault.
+        is_plain = self.chat and self._sum is None and is_decodable(joined)
         try:
             events = _decode_plain(b"[" + joined + b"]") if is_plain else []
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

@@ -645,9 +645,8 @@ class Relay(AbstractContextManager["Relay", None]):
                 raise self._reason(error) from None
             self._failed_attempt = self._start.attempt
         elif self.ticket.is_orphaned and self._call is not None:
-            self._failed_attempt = (
-                self._start.attempt
-            )  # the scheduler heard of its death first: that counts, too
+            # The scheduler heard of the engine's death first: that counts as a failed attempt, too.
+            self._failed_attempt = self._start.attempt
         self._return_turn()
 
     def _leaves_dead_site(self, start: Start, error: UpstreamFailed, *, is_away: bool) -> bool:

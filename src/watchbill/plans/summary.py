@@ -85,9 +85,8 @@ class Summary:
     memory: dict[str, TaskMemory]  # task, or template of many -> the most that one of them used
     peak_rss_mb: int
     skipped: dict[str, int]  # culprit -> tasks, the worst culprits first
-    incomplete: tuple[TaskReport, ...] = field(
-        default=()
-    )  # complete, although something they wanted is missing
+    #: Complete, although something they wanted is missing.
+    incomplete: tuple[TaskReport, ...] = field(default=())
     is_cancelled: bool = False
     unscored: tuple[str, ...] = ()  # tasks whose answers were accepted although they could not be evaluated
 

@@ -40,9 +40,8 @@ class Programs:
     root: Path
     config: Path | None
     user: str | None  # None for units of a user's own systemd
-    has_fleet_units: bool = (
-        False  # the coordinator and the agents have units, so the daemon does not run them
-    )
+    #: Whether the coordinator and the agents have units, so the daemon does not run them.
+    has_fleet_units: bool = False
 
 
 def unit_models(catalog: Catalog) -> list[Model]:

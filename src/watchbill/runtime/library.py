@@ -51,9 +51,8 @@ class Library:
         self, folder: Path, declared: Catalog, registry: str = REGISTRY, *, is_default: bool = False
     ) -> None:
         self.folder = folder
-        self._is_default = (
-            is_default  # no operator wrote the config, so its model may be removed like any other
-        )
+        #: No operator wrote the config, so its model may be removed like any other.
+        self._is_default = is_default
         self.registry = registry  # where models without a host in their name come from
         self._declared = declared
         # Declared by the embedded default; served again once their files are there.

@@ -125,9 +125,8 @@ class Traffic:
         try:
             size = os.fstat(fd).st_size
             if size and os.pread(fd, 1, size - 1) != b"\n":
-                write_all(
-                    fd, b"\n"
-                )  # a crash or a full disk cut the last line: the next must not continue it
+                # A crash or a full disk cut the last line: the next must not continue it.
+                write_all(fd, b"\n")
             write_all(fd, head + lines if is_new and not lines.startswith(head) else lines)
         finally:
             os.close(fd)

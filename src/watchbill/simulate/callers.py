@@ -17,9 +17,8 @@ class Faults:
     load_hangs: float = 0.0
     dies: float = 0.0  # some time after it became warm
     freezes: float = 0.0  # some time after it became warm: it accepts questions and never answers
-    stalls: float = (
-        0.0  # from its load on: answers stop after their first token, and simple questions are answered
-    )
+    #: From its load on: answers stop after their first token, and simple questions are answered.
+    stalls: float = 0.0
     answer_fails: float = 0.0
     site_fails: float = 0.0  # the server of another site refuses or fails a request, or breaks off unseen
     caller_leaves: float = 0.0

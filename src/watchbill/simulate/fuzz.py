@@ -183,9 +183,8 @@ def run_out(world: World) -> World:
     world.run(TRAFFIC_MS + 600_000)
     lanes = (*world.catalog.lanes.values(), ROTATION_LANE)
     bound_ms = max(lane.max_wait_ms + lane.timeout_ms for lane in lanes)
-    return (
-        world.run(TRAFFIC_MS + 2 * bound_ms) if world.open else world
-    )  # an answer that hangs ends at its time limit
+    # An answer that hangs ends at its time limit.
+    return world.run(TRAFFIC_MS + 2 * bound_ms) if world.open else world
 
 
 def _devices(draw: random.Random) -> dict[str, Device]:

@@ -191,9 +191,8 @@ class World:
         caller.is_indivisible = indivisible or drawn
         self.callers[request.id] = self.open[request.id] = caller
         if not self.catalog.models.keys() >= {model, *companions}:
-            self._end(
-                caller, m.Refusal.MODEL_NOT_FOUND
-            )  # the driver answers by itself: the core never sees it
+            # The driver answers by itself: the core never sees it.
+            self._end(caller, m.Refusal.MODEL_NOT_FOUND)
             return caller
         self.feed(m.Arrived(request))
         if self.happens(self.faults.caller_leaves):

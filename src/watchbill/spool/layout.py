@@ -101,9 +101,8 @@ class Layout:
     barred: Barred = field(default_factory=Barred)  # entries that this process may not touch
     witness: Witness | None = None  # of workers on other hosts; None where this host has the disk alone
     is_mounted: bool = False  # over the network, or by a program
-    asked_shared: bool | None = (
-        None  # whether the caller says that other hosts use it; None: the mount says it
-    )
+    #: Whether the caller says that other hosts use it; None: the mount says it.
+    asked_shared: bool | None = None
 
     @classmethod
     def open(cls, root: Path, *, shared: bool | None = None) -> "Layout":

@@ -247,9 +247,8 @@ def _lines(path: Path, id_key: str) -> Iterator[CorpusLine | BadRecord]:
                 offset += _skip_line(file)
                 yield BadRecord(start, f"longer than {BUNDLE_BYTES_MAX} bytes", raw[:1024], offset - start)
             else:
-                found = _judge(
-                    raw, start, id_key
-                )  # a whole event only lacks its newline: the next append adds it
+                # A whole event only lacks its newline: the next append adds it.
+                found = _judge(raw, start, id_key)
                 yield found if isinstance(found, CorpusLine) else BadRecord(start, _TORN, raw, len(raw))
 
 

@@ -123,9 +123,8 @@ class Candidates:
             return
         if stat.S_ISDIR(status.st_mode):
             self.folders.append(folder + name + "/")
-            found.append(
-                (f"{0:019d}", folder + name + "/")
-            )  # its files have their own times: list it at once
+            # Its files have their own times: list it at once.
+            found.append((f"{0:019d}", folder + name + "/"))
         elif name.endswith(".jsonl"):
             arrived = ns_of(name)
             found.append((f"{status.st_mtime_ns if arrived is None else arrived:019d}", folder + name))

@@ -33,12 +33,10 @@ class DeviceState:
     models: tuple[str, ...] = ()  # those that it can serve, its own first
     model_url: str = ""
     llm_slots: int = 0
-    load_ms: Mapping[str, int] = field(
-        default_factory=dict[str, int]
-    )  # model -> its load time, where measured
-    readings: Mapping[str, object] = field(
-        default_factory=dict[str, object]
-    )  # the card's keys of a heartbeat
+    #: model -> its load time, where measured
+    load_ms: Mapping[str, int] = field(default_factory=dict[str, int])
+    #: The card's keys of a heartbeat.
+    readings: Mapping[str, object] = field(default_factory=dict[str, object])
 
     @property
     def is_hot(self) -> bool:

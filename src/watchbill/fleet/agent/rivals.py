@@ -34,9 +34,8 @@ class Rivals:
     told_root: str  # the shared folder in commands for people
     folder: Path  # the agent's private one
     files: FileThread
-    read_former: Callable[
-        [], Heartbeat | None
-    ]  # the heartbeat of this name, as it is in the shared folder; blocks
+    #: Reads the heartbeat of this name in the shared folder; blocks.
+    read_former: Callable[[], Heartbeat | None]
 
     async def refuse_namesake(self, goes_on: Callable[[], Awaitable[bool]]) -> None:
         """Raise OursError when another agent of this name lives: its kernel says so, or its heartbeat moves.

@@ -70,12 +70,10 @@ class Turn:
     dropped: int  # results whose token does not count
     next_at_ms: int | None
     batches: int  # that have not ended
-    has_more: bool = (
-        False  # there is something to do at once: files in the inbox, templates without dependencies
-    )
-    may_gather: bool = (
-        False  # agents have enough to claim: the next turn may wait until several results are there
-    )
+    #: There is something to do at once: files in the inbox, templates without dependencies.
+    has_more: bool = False
+    #: Agents have enough to claim: the next turn may wait until several results are there.
+    may_gather: bool = False
 
 
 class Coordinator:

@@ -143,9 +143,10 @@ class AgentReport:
         }  # fmt: skip
 
 
+#: The last four keys are those of the pulse.
 _KEYS = frozenset(AgentReport().fields()) | {
     "boot_id",
     "pid",
     "start_time",
     "seq",
-}  # the last are the pulse's
+}

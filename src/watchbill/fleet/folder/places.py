@@ -187,9 +187,8 @@ class MountReport:
     """What the mount of the shared folder is like, as far as a look tells."""
 
     kind: str
-    is_network: (
-        bool  # no inotify from other machines: the folder is polled, and record files are not filled ahead
-    )
+    #: No inotify from other machines: the folder is polled, and record files are not filled ahead.
+    is_network: bool
     fault: OSError | None  # what it answers to a small file
 
     @property

@@ -36,9 +36,8 @@ class Reopening:
     plan: str
     tasks: tuple[str, ...] = ()  # none: everything that did not complete
     reads_plan: bool = False  # the plan may have been corrected since
-    inputs: Mapping[str, "str | BelowRoot"] = field(
-        default_factory=dict[str, "str | BelowRoot"]
-    )  # changed ones
+    #: Inputs of the plan that have changed.
+    inputs: Mapping[str, "str | BelowRoot"] = field(default_factory=dict[str, "str | BelowRoot"])
 
     def encode(self) -> bytes:
         """The content of the file."""

@@ -47,9 +47,8 @@ class Work:
     tokens_max: int = 0  # of an answer; 0 for none
     remark: str = ""  # what was wrong with an earlier answer
     is_private: bool = False  # a question that repeats private work: it may reach no external tier
-    others: Mapping[str, object] = field(
-        default_factory=dict[str, object]
-    )  # keys and words of a later version
+    #: Keys and words of a later version.
+    others: Mapping[str, object] = field(default_factory=dict[str, object])
 
     @classmethod
     def of(cls, fields: Fields) -> "Work":

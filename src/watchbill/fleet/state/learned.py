@@ -55,13 +55,11 @@ class History:
     """What earlier batches tell about a plan."""
 
     batches: int = 0
-    _times: dict[str, list[int]] = field(
-        default_factory=dict[str, list[int]]
-    )  # task of this plan -> ms per item
+    #: task of this plan -> ms per item
+    _times: dict[str, list[int]] = field(default_factory=dict[str, list[int]])
     _similar: dict[TaskClass, list[int]] = field(default_factory=dict[TaskClass, list[int]])
-    items: dict[str, tuple[str, ...]] = field(
-        default_factory=dict[str, tuple[str, ...]]
-    )  # as the newest batch had them
+    #: template -> its items in the newest batch
+    items: dict[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
 
     def expected(self, task: str, task_class: TaskClass) -> Expected:
         """How long a task takes."""

@@ -177,9 +177,8 @@ class Ledger:
         self.expandable: dict[str, None] = {}  # templates whose dependencies are satisfied
         self.sequence = 0  # the highest of its slips
         self.requests: set[str] = set()  # by which it was reopened
-        self.again: frozenset[str] = (
-            frozenset()
-        )  # the tasks that were asked for; none: all that did not complete
+        #: The tasks that the newest request asked for; none: all that did not complete.
+        self.again: frozenset[str] = frozenset()
         self.former: dict[str, Former] = {}
         self.former_items: dict[str, FormerItems] = {}
         self.kept: set[str] = set()  # tasks whose former end counts

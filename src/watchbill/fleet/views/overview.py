@@ -38,10 +38,8 @@ class CoordinatorView:
     host: str = ""
     pid: int = 0
     epoch: int = 0
-    is_dead: bool = (
-        True  # known to be dead, or there never was one; a coordinator of another machine may be alive
-    )
-
+    #: Known to be dead, or there never was one; a coordinator of another machine may be alive.
+    is_dead: bool = True
     silent_ms: int = 0  # since its record was last written, by this machine's clock
 
     def fields(self) -> dict[str, object]:
@@ -117,9 +115,8 @@ class BatchView:
 
     def look(self) -> BatchProgress:
         """Its present progress."""
-        is_to_go_on = has_request(
-            self._disk, self._place.batch
-        )  # before the journal: it is in one of the two
+        # Read before the journal: the request is in one of the two.
+        is_to_go_on = has_request(self._disk, self._place.batch)
         ledger = self._follower.read()
         if ledger.is_open:
             living = {name: beat for name, beat in heartbeats(self._disk).items() if beat.may_live}

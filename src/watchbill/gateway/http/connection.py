@@ -63,13 +63,11 @@ class ClientConnection(asyncio.Protocol):
         self._task: asyncio.Task[None] | None = None
         self._waiter: asyncio.Future[None] | None = None  # done when more has arrived
         self._is_paused = False
-        self._tunnel: Callable[[bytes], bool] | None = (
-            None  # takes what the client sends in place of requests
-        )
+        #: Takes what the client sends in place of requests.
+        self._tunnel: Callable[[bytes], bool] | None = None
         self._is_held = False  # the tunnel has enough for now
-        self._backlog: memoryview | None = (
-            None  # came at once, and is parsed a share in each turn; nothing is read
-        )
+        #: Bytes that came at once. A share of them is parsed in each turn of the loop, and nothing is read meanwhile.
+        self._backlog: memoryview | None = None
         self.transport: asyncio.Transport | None = None
         self._remote: str | None = None
         # lateness

@@ -96,9 +96,8 @@ class Link:
         self._connecting = asyncio.Lock()
         self._inboxes: dict[str, Callable[[Received], None]] = {}
         self._trouble = ""
-        self.has_nobody_there = (
-            False  # the broker answers, and the subject of the last request has no listener
-        )
+        #: Whether the broker answers, and the subject of the last request has no listener.
+        self.has_nobody_there = False
         self.is_closed = False
 
     def call(self, act: Callable[[], Awaitable[T]], doing: str, *, more_s: float = 0.0) -> T:

@@ -339,9 +339,8 @@ class ResponsesApi:
             _log.warning("response=%s is not made any more: %s", parked.id, error)
             return await self._stasis.leave(parked.id)
         if record is None or not record.was_unfinished:
-            return await self._stasis.leave(
-                parked.id
-            )  # its daemon was killed between the two, or it was deleted
+            # Its daemon was killed between the two, or it was deleted.
+            return await self._stasis.leave(parked.id)
 
         async def prepare() -> tuple[Submission, JsonSender, ForcedCall | None]:
             work.request.pieces = [_encode(parked.body)]
