@@ -314,6 +314,22 @@ async def test_a_known_web_page_may_call_and_ask_before() -> None:
         assert (await opened.ask("/v1/models", method="OPTIONS", headers=asks)).status == 403
 
 
+async def test_a_known_web_page_can_read_why_it_is_refused() -> None:
+    """R46: without its headers a browser shows a page a failed connection in place of a wrong key."""
+    async with open_gateway(server=SERVER) as opened:
+        for key, path, expected in (
+            ("wrong", "/v1/models", 401),
+            (KEY, "/nowhere", 404),
+            (KEY, "/v1/models/none", 404),
+        ):
+            named = {"Origin": "https://page.example", "Authorization": f"Bearer {key}"}
+            answer = await opened.ask(path, headers=named)
+            assert answer.status == expected
+            assert answer.headers.get("access-control-allow-origin") == "https://page.example", path
+            foreign = await opened.ask(path, headers={**named, "Origin": "https://evil.example"})
+            assert foreign.status == 403 and "access-control-allow-origin" not in foreign.headers
+
+
 async def test_no_web_page_may_call_by_default() -> None:
     """R46: no CORS by default."""
     async with open_gateway() as opened:

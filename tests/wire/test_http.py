@@ -462,6 +462,24 @@ def test_a_header_that_is_too_long_is_refused_behind_another_request_too(piece: 
         assert "too long" in str(parser.failure) and len(parser.requests) == 2, cut
 
 
+@pytest.mark.parametrize("around", [b" ", b"\t", b" \t  "])
+def test_blanks_around_a_value_are_no_part_of_it(around: bytes) -> None:
+    """LANE-02: RFC 9112, 5.1. With a blank behind it the wish `X-Watchbill-Tier: local` had no effect, and a right key
+    was wrong."""
+    parser = RequestParser(Nobody())
+    head = b"".join(
+        name + b":" + around + value + around + b"\r\n"
+        for name, value in (
+            (b"Host", b"localhost"),
+            (b"X-Watchbill-Tier", b"exact, local"),
+            (b"X-Empty", b""),
+        )
+    )
+    parser.feed(b"GET / HTTP/1.1\r\n" + head + b"\r\n")
+    expected = {"host": "localhost", "x-watchbill-tier": "exact, local", "x-empty": ""}
+    assert parser.requests[0].headers == expected
+
+
 def test_headers_are_remembered_only_if_they_are_few_and_short_and_no_secrets() -> None:
     """R42: what a stranger sends does not stay in memory, and a key does not at all."""
     lines = [

@@ -10,16 +10,17 @@ only routes that say so are open without a key. Keys are compared over digests, 
 import hashlib
 import hmac
 import re
+from collections.abc import Mapping
 from enum import Enum
 from ipaddress import ip_address
-from typing import NamedTuple
+from types import MappingProxyType
 
 from watchbill.catalog import ApiKey, Server
 from watchbill.errors import AuthenticationFailed, Forbidden, RequestError
 from watchbill.gateway.http.messages import Request, Response
 from watchbill.gateway.limits import HOSTS_REMEMBERED_MAX
 
-__all__ = ["BROWSER_KEY", "Access", "Guard", "Pass"]
+__all__ = ["BROWSER_KEY", "Access", "Guard"]
 
 _HOST = re.compile(r"(?P<name>\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+)(?::\d{1,5})?", re.ASCII)
 _HEADER_NAMES = re.compile(r"[A-Za-z0-9_, -]{1,1024}", re.ASCII)
@@ -42,14 +43,7 @@ class Access(Enum):
     PEER = "peer"  # the key of another machine
 
 
-class Pass(NamedTuple):
-    """The outcome of the checks: who calls, and which headers the answer needs for it."""
-
-    key: ApiKey | None
-    cors: dict[str, str]
-
-
-_PLAIN = Pass(None, {})
+_NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 
 
 class Guard:
@@ -70,22 +64,27 @@ class Guard:
         self._bound_wide = not _is_loopback(server.host)
         self._hosts: dict[str, bool] = {}
 
-    def admit(self, request: Request, access: Access) -> Pass:
-        """Lets the request pass or raises: RequestError, Forbidden, AuthenticationFailed."""
+    def admit(self, request: Request, access: Access) -> Mapping[str, str]:
+        """Lets a request pass by where it comes from, and returns the headers that every answer to it needs.
+
+        Raises RequestError or Forbidden."""
         headers = request.headers
         host = headers.get("host", "")
         if not self._is_known_host(host) and (host or request.version != "1.0"):
             raise Forbidden("this Host is not served here; add it to server.hosts in the config")
         if not request.target.startswith("/"):
             raise RequestError("the request's address must be a path")
-        cors: dict[str, str] = {}
         if "origin" in headers:
-            cors = self._check_origin(headers["origin"], host, access)
-        elif access is not Access.OPEN and headers.get("sec-fetch-site") not in _NOT_FOREIGN:
+            return self._check_origin(headers["origin"], host, access)
+        if access is not Access.OPEN and headers.get("sec-fetch-site") not in _NOT_FOREIGN:
             raise Forbidden("a page or link of another address may not ask this; type the address instead")
+        return _NO_HEADERS
+
+    def identify(self, request: Request, access: Access) -> ApiKey | None:
+        """Who calls, or raises: Forbidden, AuthenticationFailed."""
         if not self._keys and access is not Access.PEER:
-            return Pass(None, cors) if cors else _PLAIN
-        return Pass(self._check_key(request, access), cors)
+            return None
+        return self._check_key(request, access)
 
     def answer_preflight(self, request: Request) -> Response | None:
         """The answer to a browser's question whether a page may call; None when it is none."""

@@ -114,7 +114,10 @@ class Frame:
         async def admitted(context: RequestContext) -> Answer:
             try:
                 request = context.request
-                context.key, context.cors = self.guard.admit(request, access)
+                context.cors = self.guard.admit(
+                    request, access
+                )  # also of a refusal: else no page could read it
+                context.key = self.guard.identify(request, access)
                 if "x-request-id" in request.headers:
                     self._name(context, request.headers["x-request-id"])
                 return self._last(await handler(context))

@@ -165,7 +165,8 @@ class _Known(dict[tuple[bytes, bytes], tuple[str, str]]):
         name, value = sent
         if len(value) > REQUEST_HEADER_BYTES_MAX:
             raise _no_request("a header is too long")
-        header = name.decode("latin-1").lower(), value.decode("utf-8", "surrogateescape")
+        # Blanks around a value are no part of it (RFC 9112, 5.1). httptools leaves out those before it alone.
+        header = name.decode("latin-1").lower(), value.strip(b" \t").decode("utf-8", "surrogateescape")
         if len(name) + len(value) <= _KNOWN_BYTES_MAX and _SECRET.search(header[0]) is None:
             if len(self) >= _KNOWN_MAX:
                 self.clear()
