@@ -88,6 +88,26 @@ def test_a_victim_leaves_where_sleeping_is_not_enough(world_of: WorldOf, model: 
     assert "asleep" not in events(world, "A")
 
 
+def test_a_sleeper_that_is_to_wake_for_one_set_gives_another_no_room(
+    world_of: WorldOf, model: ModelOf
+) -> None:
+    """RES-03, RES-13: what it holds asleep is a part of what was promised to it. Counted twice, a second set was
+    planned beside the first in 2 GB that were not there, and dropped again in every step."""
+    world = sleepy(world_of(told(model, "S", 8), model("A", 4), model("B", 14)), keeps_gb=2)
+    world.run(1_000)
+    world.arrive("S", 500, lane="chat")
+    world.run(20_000)
+    assert stage(world, "S") is Stage.ASLEEP
+    first = world.arrive("A", 500, lane="chat", companions=("S",))
+    assert (stage(world, "A"), stage(world, "S")) == (Stage.LOADING, Stage.PLANNED), "one load at a time"
+    second = world.arrive("B", 500, lane="chat", companions=("S",))
+    assert stage(world, "B") is Stage.ABSENT
+    world.run(60_000)
+    assert (first.outcome, second.outcome) == ("answered", "answered")
+    assert "unplan" not in [str(note.event) for _, note in world.journal]
+    assert not world.judge.broken
+
+
 def test_a_sleeper_leaves_when_its_place_is_needed(world_of: WorldOf, model: ModelOf) -> None:
     """Asleep it holds a little, and even that can be had."""
     world = sleepy(world_of(told(model, "A"), model("B", 24)))

@@ -244,11 +244,16 @@ def has_room(models: Sequence[ModelState], free: Needs) -> bool:
     return all(amount <= free[resource] for resource, amount in total_needs(away).items())
 
 
-def own_share(asking: Candidate) -> dict[Resource, int]:
-    """The resources that a sleeping candidate holds already when it asks to wake; of a device only what was seen."""
+def own_share(asking: Candidate, counted: frozenset[Stage]) -> dict[Resource, int]:
+    """The resources that a sleeping candidate holds already when it asks to wake; of a device only what was seen.
+
+    A member that counts in full has its promise already, and does not ask.
+    """
     share: dict[Resource, int] = {}
     for model in asking.members:
-        for resource, amount in model.asleep_needs.items() if model.sleeps else ():
+        if not model.sleeps or _counts_in_full(model, counted):
+            continue
+        for resource, amount in model.asleep_needs.items():
             own = amount if isinstance(resource, Places) else min(amount, model.held.get(resource, 0))
             share[resource] = share.get(resource, 0) + own
     return share
@@ -256,9 +261,13 @@ def own_share(asking: Candidate) -> dict[Resource, int]:
 
 def _counted(model: ModelState, counted: frozenset[Stage]) -> dict[Resource, int]:
     """The resources that count for a model; for one that sleeps, or will, only what it keeps then."""
-    if model.stage in counted and model.stage is not Stage.ASLEEP:
+    if _counts_in_full(model, counted):
         return model.needs
     return model.asleep_needs if model.sleeps else {}
+
+
+def _counts_in_full(model: ModelState, counted: frozenset[Stage]) -> bool:
+    return model.stage in counted and model.stage is not Stage.ASLEEP
 
 
 def _resources(ledger: Ledger, models: Sequence[ModelState]) -> list[Resource]:

@@ -37,7 +37,7 @@ from watchbill.core.model_state import ModelState
 from watchbill.core.reasons import Bar, Reason
 from watchbill.core.resources import Needs, Places, Resource, in_order, needs_of, shortage
 from watchbill.core.running import CUT_LIMIT_MS, Running
-from watchbill.core.stages import AWAY, STAYING, Stage
+from watchbill.core.stages import AWAY, HOLDING, STAYING, Stage
 
 __all__ = ["WAKE_MAX_MS", "Lease", "State"]
 
@@ -341,7 +341,7 @@ class State:
         """The free amounts for a model when every change under way has ended."""
         if self._sums.planned is None:
             self._sums.planned = planned_room(self.ledger, self.managed)
-        return self._less_reserved(self._sums.planned, asking)
+        return self._less_reserved(self._sums.planned, asking, STAYING)
 
     def shortage_of(self, model: Candidate) -> Needs:
         """What a model that is to be loaded lacks when every change under way has ended."""
@@ -354,10 +354,12 @@ class State:
         """The free amounts for a model now."""
         if self._sums.actual is None:
             self._sums.actual = actual_room(self.ledger, self.managed)
-        return self._less_reserved(self._sums.actual, asking)
+        return self._less_reserved(self._sums.actual, asking, HOLDING)
 
-    def _less_reserved(self, free: dict[Resource, int], asking: Candidate | None) -> Needs:
-        if asking is not None and (share := own_share(asking)):
+    def _less_reserved(
+        self, free: dict[Resource, int], asking: Candidate | None, counted: frozenset[Stage]
+    ) -> Needs:
+        if asking is not None and (share := own_share(asking, counted)):
             free = {resource: amount + share.get(resource, 0) for resource, amount in free.items()}
         if not self.ledger.reserved_for:
             return free

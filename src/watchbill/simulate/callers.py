@@ -1,5 +1,6 @@
 """Callers, faults and counters of a running world. State without behaviour."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -72,6 +73,7 @@ class Caller:
     beside: tuple[str, ...] = ()  # the companions that it got
     forecast_ms: int | None = 0
     due: float = 0.0
+    ends_at: float = math.inf  # its time limit runs on since its first turn that an engine or a site failed
     started_at: float | None = None  # the first start
     granted_at: float = 0.0
     ran_ms: float = 0.0  # in the turns before this one
@@ -79,6 +81,7 @@ class Caller:
     ended_at: float | None = None
     begun_at: float | None = None  # the first token of this turn
     was_cut: bool = False  # before its first byte
+    is_yielding: bool = False  # this turn was to stop at a boundary
     has_words: bool = False  # its caller has seen a part of the answer, which goes on later
     failed_at: set[str] = field(default_factory=set[str])  # sites whose servers refused or failed it
     is_indivisible: bool = False  # one that has begun runs to its end: it cannot be continued
@@ -88,6 +91,12 @@ class Caller:
     def begun(self) -> bool:
         """Whether the first token of this turn came."""
         return self.begun_at is not None
+
+    def wait_again(self, due: float, *, is_failed: bool) -> None:
+        """Begins another wait after a turn. After one that failed the time limit of the answer runs on."""
+        if is_failed:
+            self.ends_at = min(self.ends_at, self.granted_at + self.request.timeout_ms - self.ran_ms)
+        self.due = min(due, self.ends_at)
 
 
 @dataclass(slots=True)

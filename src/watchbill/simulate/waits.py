@@ -66,6 +66,8 @@ class Waits:
         """Checks a model that is about to be loaded."""
         if not self._is_calm or kind not in (m.PlanKind.TURN, m.PlanKind.RATE) or name not in self._places:
             return
+        if self._world.engines[name].power in (Power.WARM, Power.LOADING):
+            return  # it serves a set whose other members are loaded, elsewhere
         mine = self._rank(name)
         for other in self._waiting():
             rank = self._rank(other)

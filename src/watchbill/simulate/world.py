@@ -289,6 +289,7 @@ class World:
             engine.power, engine.held = Power.WARM, dict(engine.model.memory)
             self.judge.woke(action.model)
         caller.state, caller.granted_at, caller.begun_at = CallerState.RUNNING, self.now, None
+        caller.is_yielding = False
         caller.turns += 1
         caller.served_by, caller.beside = action.model, action.companions
         if caller.started_at is None:
@@ -334,6 +335,7 @@ class World:
 
     def _cut(self, action: m.Cut) -> None:
         caller = self.open[action.id]
+        caller.is_yielding = action.how == "boundary"
         if action.how == "boundary" and caller.is_indivisible:
             return
         if action.how == "boundary":
@@ -348,7 +350,8 @@ class World:
                 self.judge.say("cut twice before its first byte", action.id)
             caller.was_cut = True
             left_ms = caller.request.arrived_at + caller.request.max_wait_ms - caller.granted_at
-            caller.due = self.now + max(left_ms, caller.request.max_wait_ms / 2)
+            due = self.now + max(left_ms, caller.request.max_wait_ms / 2)
+            caller.wait_again(due, is_failed=action.is_orphaned)
             self.at(self.now, lambda: self._return(caller, parting))
         else:
             self.at(self.now, lambda: self._fail(caller, action.how, parting))
@@ -359,7 +362,7 @@ class World:
             caller.work_ms = max(50.0, self._drop_job(caller))
             caller.has_words = True
             # It has begun, so it gets a new wait.
-            caller.due = max(caller.due, self.now + caller.request.max_wait_ms)
+            caller.wait_again(self.now + caller.request.max_wait_ms, is_failed=False)
             self._return(caller)
 
     def _return(self, caller: Caller, parting: m.Parting | None = None) -> None:
@@ -372,10 +375,14 @@ class World:
     def give_back(self, caller: Caller, site: str, *, is_fault: bool) -> None:
         """The server of a site refused or failed a request: it goes to another one, or is refused."""
         parting = self._part(caller)
-        caller.ran_ms += self.now - caller.granted_at
-        caller.state = CallerState.WAITING
+        if caller.is_yielding:
+            caller.wait_again(self.now + caller.request.max_wait_ms, is_failed=False)
+        else:
+            caller.wait_again(caller.request.arrived_at + caller.request.max_wait_ms, is_failed=True)
         # Its wait may be over: another site starts it at once, or none.
         caller.due = max(caller.due, self.now + 2)
+        caller.ran_ms += self.now - caller.granted_at
+        caller.state = CallerState.WAITING
         self.feed(m.Returned(caller.request.id, parting, site, is_fault))
 
     def break_off(self, caller: Caller) -> None:
