@@ -1,8 +1,10 @@
 """Wishes that an engine would pass over without a word: refused, or fulfilled here."""
 
 import asyncio
+import base64
 import json
 import math
+import struct
 from dataclasses import replace
 
 import openai
@@ -111,6 +113,29 @@ async def test_fewer_dimensions_are_cut_here_for_a_real_client() -> None:
             await client.embeddings.create(model="a", input=["x"], dimensions=5)
         with pytest.raises(openai.BadRequestError, match="encoding_format"):
             await client.embeddings.create(model="a", input=["x"], dimensions=2, encoding_format="int8")
+
+
+async def numbers(asked: Asked, writer: asyncio.StreamWriter) -> None:
+    """Vectors in numbers, in whichever form they are asked for."""
+    rows = [{"embedding": [0.5, at, 2], "object": "embedding"} for at in range(len(asked.json["input"]))]
+    told = json.dumps({"object": "list", "data": rows, "usage": {"prompt_tokens": 2, "total_tokens": 2}})
+    writer.write(b"HTTP/1.1 200 -\r\nContent-Type: application/json\r\n")
+    writer.write(b"Content-Length: %d\r\n\r\n" % len(told) + told.encode())
+
+
+async def test_vectors_are_in_the_form_that_is_asked_for_whatever_the_engine_knows() -> None:
+    """LANE-01: OpenAI's client for Node always asks for base64, and takes a list of numbers for an empty vector."""
+    asks = {"model": "a", "input": ["x", "y"], "encoding_format": "base64"}
+    async with open_gateway(numbers) as opened:
+        answer = (await opened.ask("/v1/embeddings", asks)).json
+        told = [struct.unpack("<3f", base64.b64decode(row["embedding"])) for row in answer["data"]]
+        assert told == [(0.5, 0, 2), (0.5, 1, 2)]
+        assert [row["index"] for row in answer["data"]] == [0, 1] and answer["usage"]["total_tokens"] == 2
+        plain = await opened.ask("/v1/embeddings", {**asks, "encoding_format": "float"})
+        assert plain.json["data"][1]["embedding"] == [0.5, 1, 2]
+    coded = b'{"data": [{"object": "embedding", "embedding": "AAAA"}], "odd": 1}'
+    async with open_gateway(stream_of(coded, content_type="application/json")) as opened:
+        assert (await opened.ask("/v1/embeddings", asks)).body == coded
 
 
 OLLAMA = replace(LLAMACPP, engines={"peer": EngineRules("peer", "ollama")})

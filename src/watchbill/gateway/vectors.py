@@ -23,6 +23,7 @@ __all__ = [
     "as_base64",
     "count_dimensions",
     "cut_vectors",
+    "is_in_numbers",
     "read_vectors",
     "write_rows",
     "write_vectors",
@@ -30,6 +31,8 @@ __all__ = [
 
 #: A list of numbers and nothing else.
 _NUMBERS = re.compile(rb"\[[-+.0-9eE,\s]{1,%d}+\]" % VECTOR_BYTES_MAX)
+#: The first embedding of an answer, and how it begins.
+_FIRST = re.compile(rb'"embedding"\s*+:\s*+(.)', re.DOTALL)
 
 
 class Vectors(msgspec.Struct, frozen=True):
@@ -86,6 +89,12 @@ def as_base64(vectors: list[bytes]) -> Steps[list[bytes]]:
         texts.append(b'"%b"' % b64encode(numbers.tobytes()))
         yield
     return texts
+
+
+def is_in_numbers(body: bytes) -> bool:
+    """Whether an answer's first embedding is a list of numbers, which a client that asked for base64 cannot read."""
+    found = _FIRST.search(body)
+    return found is not None and found[1] == b"["
 
 
 def count_dimensions(vector: bytes) -> int:

@@ -30,7 +30,14 @@ from watchbill.gateway.options import check_ranges
 from watchbill.gateway.request_context import RequestContext
 from watchbill.gateway.services import Services
 from watchbill.gateway.shapes import SHAPED, check_shapes, with_older_limit
-from watchbill.gateway.vectors import as_base64, count_dimensions, cut_vectors, write_rows
+from watchbill.gateway.vectors import (
+    Vectors,
+    as_base64,
+    count_dimensions,
+    cut_vectors,
+    is_in_numbers,
+    write_rows,
+)
 from watchbill.runtime.ticket import Start, Submission
 
 __all__ = ["OpenAiApi"]
@@ -72,7 +79,7 @@ class OpenAiApi:
         return self._generate(context, "/v1/completions", chat=False)
 
     async def embeddings(self, context: RequestContext) -> Answer:
-        """POST /v1/embeddings: a short answer, passed on whole unless fewer dimensions are asked for."""
+        """POST /v1/embeddings: a short answer, passed on whole unless it has to have another form."""
         services = self._services
         body = await services.bodies.read_object(context)
         check_ranges(body)
@@ -84,6 +91,9 @@ class OpenAiApi:
         if body.get("dimensions") is not None:
             return await self._shorter(context, submission, body)
         whole = await self._calls.fetch(context, submission, JsonSender(body, "/v1/embeddings"))
+        if body.get("encoding_format") == "base64" and is_in_numbers(whole.body):
+            # Many engines know numbers alone, and OpenAI's client for Node takes these for an empty vector.
+            return await self._write(context, await self._services.shares.do(whole.vectors()), "base64")
         return self._pass_on(context, whole)
 
     async def _shorter(self, context: RequestContext, submission: Submission, body: Fields) -> Answer:
@@ -99,11 +109,16 @@ class OpenAiApi:
         lengths = {count_dimensions(vector) for vector in found.embeddings}
         if lengths and min(lengths) < wanted:
             raise RequestError(f"{context.model} makes {min(lengths)} dimensions; ask for no more than that")
-        told = found.embeddings
         if lengths and max(lengths) > wanted:
-            told = await shares.do(cut_vectors(told, wanted))
+            cut = await shares.do(cut_vectors(found.embeddings, wanted))
+            found = Vectors(cut, found.usage)
+        return await self._write(context, found, form)
+
+    async def _write(self, context: RequestContext, found: Vectors, form: str) -> Answer:
+        """These embeddings as an answer, in numbers or in base64."""
+        told = found.embeddings
         if form == "base64":
-            told = await shares.do(as_base64(told))
+            told = await self._services.shares.do(as_base64(told))
         top: Fields = {"object": "list", "model": context.model, "usage": found.usage}
         content = await write_rows(top, told)
         self._services.bodies.note_freed(len(content))  # the vectors by themselves
