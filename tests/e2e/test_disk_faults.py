@@ -1,11 +1,14 @@
 """A full disk under the root: it is not the models' fault, and it ends by itself."""
 
 import contextlib
+import json
 import resource
+from functools import partial
 from pathlib import Path
 
 from e2e.place import Place, scripted
 from e2e.test_batches import answered, batch_of, question, submit
+from e2e.test_stasis import ended, response
 from support.eventually import wait_until
 from support.small_disk import free_up, leave_blocks, small_disks
 
@@ -71,4 +74,29 @@ def test_a_disk_that_keeps_a_model_from_loading_fails_no_line_of_a_batch(
         free_up(disk)
         wait_until(lambda: batch_of(daemon, batch)["status"] == "completed")
         assert batch_of(daemon, batch)["request_counts"] == {"total": 5, "completed": 5, "failed": 0}
+        assert daemon.stop() == 0
+
+
+def test_a_disk_that_keeps_a_model_from_loading_fails_no_response_in_the_background(
+    place: Place, tmp_path: Path
+) -> None:
+    """RES-12, RES-20: what was accepted waits until there is room. It failed at once, and after a kill it was made."""
+    alone = 'group = "one"'
+    place.config.write_text(scripted("a", rules=alone) + scripted("b", 'service = "3s"', rules=alone))
+    with small_disks(tmp_path) as mount, contextlib.ExitStack() as closing:
+        disk = mount("size=80M")
+        place.move_root(disk / "root")
+        closing.callback(place.close)  # the disk is in use until then
+        daemon = place.up()
+        stream = daemon.stream("b", 8)
+        stream.event()
+        body = {"model": "a", "input": "count", "background": True}
+        ids = [json.loads(daemon.ask("/v1/responses", body)[2])["id"] for _ in range(2)]
+        leave_blocks(disk, 0)
+        stream.rest()
+        wait_until(lambda: daemon.model("a")["trouble"] == "disk_failed")
+        assert [response(daemon, id)["status"] for id in ids] == ["queued", "queued"]
+        free_up(disk)
+        for id in ids:
+            assert wait_until(partial(ended, daemon, id))["status"] == "completed"
         assert daemon.stop() == 0

@@ -252,7 +252,7 @@ class ResponsesApi:
         if asked.id in self._background:
             await self._write_down(work, asked, made, submission)
         if asked.id not in self._background:
-            await self._stasis.leave(asked.id)  # it ended meanwhile
+            self._leave_when_written(work.owner, asked.id)  # it ended meanwhile
         context.ticket, context.lane, context.model = work.ticket, work.lane, work.model
         return json_response(made.now(), context.lines())
 

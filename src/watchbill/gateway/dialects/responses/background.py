@@ -64,6 +64,7 @@ class Background:
         self._task: asyncio.Task[None] | None = None
         self._final: Fields | None = None
         self._is_parked = False
+        self._is_put_off = False  # refused for now, and about to be asked for again
 
     def now(self) -> Fields:
         """The response as it is."""
@@ -75,7 +76,7 @@ class Background:
     def is_waiting(self) -> bool:
         """Whether its turn is still to come, or to come again."""
         ticket = self._work.ticket
-        return ticket is None or ticket.is_waiting
+        return self._is_put_off or ticket is None or ticket.is_waiting
 
     def begun(self) -> Begun:
         """How far it is, if that can be continued: plain text, and nothing else."""
@@ -127,7 +128,7 @@ class Background:
 
     async def _make(self, prepare: Prepare, *, again: bool) -> None:
         async def ask(_: RequestContext) -> _Made:
-            answer = await (self._insist(prepare) if again else self._collect(*await prepare()))
+            answer = await self._insist(prepare, again=again)
             return _Made(200, self._collecting.final(answer))
 
         def refused(work: RequestContext, error: TheirsError) -> _Made:
@@ -146,13 +147,17 @@ class Background:
         if self._final is not None:
             await self._keep(self._final)
 
-    async def _insist(self, prepare: Prepare) -> Whole | Fallback:
-        """Asks until it is not refused for now. An engine that does not go on from what there is begins anew."""
+    async def _insist(self, prepare: Prepare, *, again: bool) -> Whole | Fallback:
+        """Asks until it is not refused for now. An engine that does not go on from what there is begins anew.
+
+        What is refused before it was accepted is for its caller, unless an earlier daemon has accepted it."""
         closing = self._services.closing
         while not closing.is_set():
             try:
                 return await self._collect(*await prepare())
             except _NOT_NOW as error:
+                if not again and not self._calls.accepted.done():
+                    raise
                 pause_ms = error.retry_after_ms or RESPONSE_AGAIN_MS
                 let_go(error)
             except EngineFailed as error:
@@ -160,9 +165,11 @@ class Background:
                     raise
                 self._calls.begun, pause_ms = None, RESPONSE_AGAIN_MS
                 let_go(error)
+            self._is_put_off = True
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(pause_ms / 1000):
                     await closing.wait()
+            self._is_put_off = False
         raise ShuttingDown
 
     async def _collect(
