@@ -4,6 +4,7 @@ Each test first lets a story run and notes every moment at which the core was to
 again, once for each of these moments and the milliseconds around them, with one more thing happening just then.
 """
 
+import random
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -333,4 +334,41 @@ def test_a_model_whose_lane_is_full_takes_the_room_of_others_only_when_it_can_se
     assert answered["B"] >= 3
     assert world.tally.loads_by_model["B"] <= answered["B"] + 1
     assert answered["C"] >= 850  # it got 241 and 303
+    assert not world.judge.broken
+
+
+@pytest.mark.parametrize(("callers", "answer_ms"), [(1, 20_000), (2, 15_000)])
+def test_a_place_of_a_lane_is_kept_for_an_earlier_one_whose_model_loads_faster_than_an_answer_ends(
+    world_of: WorldOf, model: ModelOf, callers: int, answer_ms: int
+) -> None:
+    """RES-11, LANE-02, LANE-08: its model came early, missed the place by a moment, was swapped out and came back: of
+    its requests half ran out of their patience, though each was the first of the lane after one answer or two."""
+    draw = random.Random(callers)
+    narrow = Lane("narrow", concurrency=1, max_wait_ms=Millis(60_000))
+    lanes = {"narrow": narrow, "chat": Lane("chat", max_wait_ms=Millis(60_000))}
+    world = world_of(
+        model("long", 4, concurrency=4), model("B", 14), model("C", 14), lanes=lanes, load_ms=2_000
+    )
+
+    def ask(name: str, lane: str, work: Callable[[], float], think_ms: int) -> None:
+        def again(_: object = None) -> None:
+            world.at(world.now + think_ms, lambda: world.arrive(name, work(), lane=lane, then=again))
+
+        again()
+
+    for _ in range(callers):
+        ask("long", "narrow", lambda: answer_ms * draw.lognormvariate(-0.125, 0.5), 50)
+    for _ in range(2):
+        ask("C", "chat", lambda: 500, 600)
+    world.run(20_000)
+    ask("B", "narrow", lambda: 300, 2_000)
+    world.run(600_000)
+    by_outcome = Counter((c.request.model, str(c.outcome)) for c in world.callers.values())
+    assert by_outcome["B", "answered"] >= 12
+    assert by_outcome["B", "wait_exceeded"] <= 1, "two answers before it may take a minute"
+    assert world.tally.loads_by_model["B"] <= by_outcome["B", "answered"] + 1
+    started = [c for c in world.callers.values() if c.request.model == "B" and c.started_at is not None]
+    told = [c.forecast_ms or 0 for c in started]
+    waited = [c.started_at - c.request.arrived_at for c in started if c.started_at is not None]
+    assert sum(told) == pytest.approx(sum(waited), rel=0.2)
     assert not world.judge.broken

@@ -3,13 +3,11 @@
 Questions about the state that every policy asks. A policy chooses only among these.
 """
 
-import math
 from collections.abc import Iterable
 
 from watchbill.catalog import WorkClass
 from watchbill.core.companions import Candidate
-from watchbill.core.forecast import room_in_ms, until_lane
-from watchbill.core.messages import Request
+from watchbill.core.limited_lanes import is_kept_out
 from watchbill.core.model_state import ModelState
 from watchbill.core.reasons import Uncertain, Uncertainty
 from watchbill.core.stages import AWAY, Stage
@@ -25,9 +23,6 @@ __all__ = [
     "wanting",
     "yielding",
 ]
-
-#: A model whose lanes are full is on its way into memory so many of its load times before one of them has a place.
-EARLY_LOADS = 2.0
 
 
 def wanting(state: State) -> list[Candidate]:
@@ -57,37 +52,7 @@ def wanted_elsewhere(state: State, now: int) -> list[ModelState]:
 def waiting(state: State, now: int) -> list[Candidate]:
     """The models that should be loaded and may be tried."""
     tried = (s for s in wanting(state) if now >= s.retry_at and state.may_load(s, now))
-    return [s for s in tried if not _is_kept_by_lanes(state, s, now)]
-
-
-def _is_kept_by_lanes(state: State, model: Candidate, now: int) -> bool:
-    """Whether all its requests find their lanes full for much longer than its way into memory takes.
-
-    It would take the room of others, do nothing until its turn is over, leave for them and come back. A model that fits
-    is loaded all the same, and so is one whose request runs out of patience.
-    """
-    first = model.line.first()
-    if first is None or _is_unlimited(state, first) or not state.shortage_of(model):
-        return False
-    firsts: dict[str, Request] = {}
-    for request in map(model.line.get, model.line.ids()):
-        if _is_unlimited(state, request):
-            return False
-        firsts.setdefault(request.lane, request)
-    early_ms = EARLY_LOADS * model.load.ms + room_in_ms(state, model, now)
-    lanes_ms = min(until_lane(state, model, first, now, only_ready=True).ms for first in firsts.values())
-    due = model.due()
-    patience_ms = math.inf if due is None else due - now - model.service.ms
-    left_ms = min(lanes_ms, patience_ms) - early_ms
-    if left_ms > 0:
-        state.wakes.append(now + math.ceil(left_ms))
-    return left_ms > 0
-
-
-def _is_unlimited(state: State, request: Request) -> bool:
-    """Whether any number of requests of its lane may run at once."""
-    lane = state.catalog.lanes.get(request.lane)
-    return lane is None or lane.concurrency is None
+    return [s for s in tried if not is_kept_out(state, s, now)]
 
 
 def movable(state: State, target: Candidate | None = None) -> list[ModelState]:

@@ -9,9 +9,9 @@ from operator import itemgetter
 
 import msgspec
 
-from watchbill.catalog import Lane, WorkClass
+from watchbill.catalog import WorkClass
 from watchbill.core.candidate import CandidateState
-from watchbill.core.companions import Candidate
+from watchbill.core.limited_lanes import LimitedLanes
 from watchbill.core.messages import (
     CutKind,
     Ended,
@@ -52,6 +52,7 @@ class Dispatch:
     def __init__(self, state: State, policy: Policy) -> None:
         self._state = state
         self.policy = policy
+        self._lanes = LimitedLanes(state)
         self._gave_way = False  # in this round of grants a request waited for an earlier one of its lane
 
     # ------------------------------------------------------------------ starts
@@ -82,6 +83,7 @@ class Dispatch:
             return
         waiting = -1
         self._gave_way = True
+        self._lanes.begin()
         # Once, and again where a request let an earlier one of its lane go first, which another model serves.
         while self._gave_way and waiting != self._state.waiting:
             waiting, self._gave_way = self._state.waiting, False
@@ -108,6 +110,7 @@ class Dispatch:
             return False
         self._state.withdraw(self._state.home[request.id], request.id)
         self._start(model, request, now)
+        self._lanes.started(request)
         return True
 
     def _start(self, model: ModelState, request: Request, now: int) -> None:
@@ -204,42 +207,11 @@ class Dispatch:
         lane = self._state.catalog.lanes.get(request.lane)
         if lane is None or lane.concurrency is None:
             return True  # most lanes have no limit of their own
-        if not self._has_room(lane):
+        if not self._lanes.has_room(lane):
             return False
-        gives_way = self._is_behind_its_lane(request, now)
+        gives_way = self._lanes.gives_way(request, now)
         self._gave_way = self._gave_way or gives_way
         return not gives_way
-
-    def _has_room(self, lane: Lane | None) -> bool:
-        """Whether one more of this lane may run."""
-        if lane is None or lane.concurrency is None:
-            return True
-        ran = (r.request.lane for s in self._state.models.values() for r in s.running.values())
-        return sum(name == lane.name for name in ran) < lane.concurrency
-
-    def _is_behind_its_lane(self, request: Request, now: int) -> bool:
-        """Whether an earlier request of its lane can start on another model: a lane is served in its own order.
-
-        The model that has just answered would otherwise take each place of the lane, and starve the others.
-        """
-        own = self._state.home[request.id]
-        mine = own.line.rank(request.id, now + own.service.ms)
-        return any(
-            line.line.rank(each, now + line.service.ms) < mine
-            and self._serves(line, line.line.get(each), now)
-            for line in self._state.lines()
-            if line is not own and line.line and line.stage is _READY
-            for each in line.line.ids()
-            if line.line.get(each).lane == request.lane
-        )
-
-    @staticmethod
-    def _serves(line: Candidate, request: Request, now: int) -> bool:
-        """Whether the model of a line that is ready could start one more request now. A companion whose host is silent
-        keeps a set from starting, too."""
-        model = line.serving
-        is_sound = line.silence is None and not model.is_suspect
-        return is_sound and model.has_slot_for(request.work_class, now)
 
     def _next_in_order(self, model: ModelState) -> Request | None:
         lines = [s.line for s in self._state.lines() if s.line]
@@ -252,7 +224,7 @@ class Dispatch:
         mine = (model, *model.companion_sets)
         if first is None or not any(first.id in line.line for line in mine):
             return None
-        return first if self._has_room(self._state.catalog.lanes.get(first.lane)) else None
+        return first if self._lanes.has_room(self._state.catalog.lanes.get(first.lane)) else None
 
     # ------------------------------------------------------------------ ends
 

@@ -5,6 +5,7 @@ is reported, so that a caller can choose. The error between forecast and start i
 forecast that rests on a guess is marked as one: a guess refuses no request.
 """
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from heapq import heapreplace
@@ -20,7 +21,17 @@ from watchbill.core.running import BOUNDARY_MS, Running
 from watchbill.core.stages import AWAY, STAYING, Stage
 from watchbill.core.state import State
 
-__all__ = ["Forecast", "Room", "can_forecast", "forecast_start", "room_in_ms", "until_lane"]
+__all__ = [
+    "Forecast",
+    "Room",
+    "can_forecast",
+    "finds_place_kept",
+    "forecast_start",
+    "room_in_ms",
+    "until_lane",
+    "until_place",
+    "way_in_ms",
+]
 
 
 class Forecast(NamedTuple):
@@ -94,7 +105,7 @@ def forecast_start(
         # It is asked whether it is well, and may have to be loaded anew.
         warm = Forecast(serving.recovery_ms(now), is_guess=True)
     slot = _until_slot(serving, before, running, request, now)
-    lane = until_lane(state, model, request, now)
+    lane = until_place(state, model, request, now)
     return Forecast(max(warm.ms + slot.ms, lane.ms), warm.is_guess or slot.is_guess or lane.is_guess)
 
 
@@ -102,6 +113,11 @@ def room_in_ms(state: State, model: Candidate, now: int) -> float:
     """When there is room for a model, if the turn of the models in its way ends as soon as it may."""
     arrival = _Arrival(state, now, 0.0, lambda _, dry_ms: dry_ms, None)
     return arrival.until_room(model).ms
+
+
+def way_in_ms(state: State, model: Candidate, now: int) -> float:
+    """When a model is warm, if the turn of the models in its way ends as soon as it may."""
+    return _Arrival(state, now, 0.0, lambda _, dry_ms: dry_ms, None).until_warm(model, ()).ms
 
 
 def until_lane(
@@ -116,16 +132,43 @@ def until_lane(
         return NOW
     limit = lane.concurrency
     every = [(s, r) for s in state.models.values() for r in s.running.values() if r.request.lane == lane.name]
-    if len(every) < limit and model.serving.can_start(request.work_class, now):
+    ahead = list(_lane_ahead(state, request, only_ready=only_ready))
+    kept = {line.name: _kept_ms(state, line, model, now) for line, _ in ahead}
+    if len(every) < limit and model.serving.can_start(request.work_class, now) and not any(kept.values()):
         return NOW  # what waits before it in its lane waits for another model, which cannot start it yet
     left = sorted(_left_ms(r, s.service.ms, request, now) for s, r in every)
     places = [0.0] * (limit - len(left)) + left[max(0, len(left) - limit) :]
     is_guess = any(s.service.is_guess for s, _ in every)
-    for line, count in _lane_ahead(state, request, only_ready=only_ready):
+    for line, count in ahead:
         is_guess = is_guess or line.service.is_guess
-        for _ in range(count):
-            heapreplace(places, places[0] + line.service.ms)
+        for number in range(count):
+            way_ms = 0.0 if number else kept[line.name]
+            heapreplace(places, places[0] + way_ms + line.service.ms)
     return Forecast(places[0], places[0] > 0 and is_guess)
+
+
+def until_place(state: State, model: Candidate, request: Request, now: int) -> Forecast:
+    """Until a request may start in its lane, where the place is kept for it while its model is loaded."""
+    lane = until_lane(state, model, request, now)
+    if lane.ms and model.stage is not Stage.READY and finds_place_kept(state, model, request, now):
+        return lane.plus(way_in_ms(state, model, now), guessed_by=[model])
+    return lane
+
+
+def finds_place_kept(state: State, model: Candidate, request: Request, now: int) -> bool:
+    """Whether a place of its lane will be kept for a request while its model is loaded: the answers that run now take
+    longer than that."""
+    models = state.models.values()
+    runs = [s for s in models if any(r.request.lane == request.lane for r in s.running.values())]
+    return way_in_ms(state, model, now) < min((s.service.ms for s in runs), default=math.inf)
+
+
+def _kept_ms(state: State, line: Candidate, model: Candidate, now: int) -> float:
+    """How long a place is kept for a model that comes into memory, before a request for another one gets it."""
+    if line.stage is Stage.READY or model.stage is not Stage.READY:
+        return 0.0
+    way_ms = way_in_ms(state, line, now)
+    return way_ms if way_ms < model.service.ms else 0.0
 
 
 def _lane_ahead(state: State, request: Request, *, only_ready: bool) -> Iterator[tuple[Candidate, int]]:
@@ -137,8 +180,12 @@ def _lane_ahead(state: State, request: Request, *, only_ready: bool) -> Iterator
         is_sound = line.silence is None and not line.serving.is_suspect
         if only_ready and not (is_sound and line.stage is Stage.READY):
             continue
-        of_lane = (r for r in map(line.line.get, line.line.ids()) if r.lane == request.lane)
-        if count := sum(is_new or (r.arrived_at, r.id) < came for r in of_lane):
+        if not (count := line.line.lanes.get(request.lane, 0)):
+            continue
+        if not is_new:
+            of_lane = (r for r in map(line.line.get, line.line.ids()) if r.lane == request.lane)
+            count = sum((r.arrived_at, r.id) < came for r in of_lane)
+        if count:
             yield line, count
 
 

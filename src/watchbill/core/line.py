@@ -29,7 +29,7 @@ _Key = tuple[WorkClass, bool, int, str]
 class Line:
     """The waiting requests of one model. Everything is O(log n) or better, except memory moves of a flat list."""
 
-    __slots__ = ("_arrivals", "_dues", "_keys", "_waiting", "counts")
+    __slots__ = ("_arrivals", "_dues", "_keys", "_waiting", "counts", "lanes")
 
     def __init__(self) -> None:
         self._keys: list[_Key] = []
@@ -39,6 +39,7 @@ class Line:
         # when too many of its requests have left.
         self._arrivals: dict[WorkClass, list[tuple[int, str]]] | None = None
         self.counts = [0] * len(WorkClass)
+        self.lanes: dict[str, int] = {}  # how many of each lane
 
     def __len__(self) -> int:
         return len(self._keys)
@@ -55,12 +56,16 @@ class Line:
         if self._arrivals is not None:
             heappush(self._arrivals.setdefault(request.work_class, []), (request.arrived_at, request.id))
         self.counts[request.work_class] += 1
+        self.lanes[request.lane] = self.lanes.get(request.lane, 0) + 1
 
     def leave(self, request_id: str) -> Request:
         """Removes a request from any place in the line."""
         request, _, key = self._waiting.pop(request_id)
         del self._keys[bisect_left(self._keys, key)]
         self.counts[request.work_class] -= 1
+        self.lanes[request.lane] -= 1
+        if not self.lanes[request.lane]:
+            del self.lanes[request.lane]
         if len(self._dues) > HEAP_SLACK * (len(self._keys) + 16):
             self._dues = [(due, id) for id, (_, due, _) in self._waiting.items()]
             heapify(self._dues)
@@ -73,6 +78,13 @@ class Line:
     def first(self) -> Request | None:
         """The request whose turn it is."""
         return self._waiting[self._keys[0][3]][0] if self._keys else None
+
+    def first_of(self, lane: str) -> Request | None:
+        """The first request of a lane."""
+        if lane not in self.lanes:
+            return None
+        each = (self._waiting[key[3]][0] for key in self._keys)
+        return next(request for request in each if request.lane == lane)
 
     def earliest_due(self) -> tuple[int, Request] | None:
         """The request that runs out of patience first, and when."""

@@ -36,7 +36,7 @@ from watchbill.catalog import WorkClass
 from watchbill.core.companions import Candidate
 from watchbill.core.contenders import movable, share_room, uncertainty, waiting, wanting, yielding
 from watchbill.core.cover import Cover, can_cover, cover
-from watchbill.core.forecast import Forecast, Room, forecast_start, room_in_ms, until_lane
+from watchbill.core.forecast import Forecast, Room, forecast_start, room_in_ms, until_place
 from watchbill.core.hard_turns import Due, HardTurn, hard_turns
 from watchbill.core.messages import Request
 from watchbill.core.model_state import PAUSE_MS, ModelState
@@ -292,7 +292,7 @@ class Rate:
             found = found.before(mine.latest - now + mine.shortest_ms)  # no other model delays its hard turn
         if request.work_class > WorkClass.INTERACTIVE:
             found = found.before(self._brought_in_ms(state, model, request, found.ms, now))
-        return found.after(until_lane(state, model, request, now).ms)
+        return found.after(until_place(state, model, request, now).ms)
 
     def _brought_in_ms(
         self, state: State, model: Candidate, request: Request, within_ms: float, now: int

@@ -182,9 +182,10 @@ def run_out(world: World) -> World:
     world.run(TRAFFIC_MS)
     world.run(TRAFFIC_MS + 600_000)
     lanes = (*world.catalog.lanes.values(), ROTATION_LANE)
-    bound_ms = max(lane.max_wait_ms + lane.timeout_ms for lane in lanes)
-    # An answer that hangs ends at its time limit.
-    return world.run(TRAFFIC_MS + 2 * bound_ms) if world.open else world
+    bounds = [lane.max_wait_ms + lane.timeout_ms for lane in lanes]
+    # An answer that hangs ends at its time limit, and that of another machine's request is its own.
+    bounds += [c.request.max_wait_ms + c.request.timeout_ms for c in world.open.values()]
+    return world.run(TRAFFIC_MS + 2 * max(bounds)) if world.open else world
 
 
 def _devices(draw: random.Random) -> dict[str, Device]:

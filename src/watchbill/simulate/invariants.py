@@ -245,9 +245,7 @@ class Judge:
         waits = [
             c
             for c in world.open.values()
-            if c.served_by == name
-            and self._could_start(c)
-            and not self._limited_lanes.is_full(c.request.lane)
+            if c.served_by == name and self._could_start(c) and self._limited_lanes.is_open_to(c)
         ]
         is_free = not engine.jobs and len(engine.lingering) < max(1, model.concurrency - 1)
         # The end of a run that was cut is not known to the core before the engine has reported it.
@@ -459,12 +457,12 @@ class Judge:
                 text = f"{name}: core {len(model.running)}, callers {running.get(name, 0)}"
                 self.say("in-flight counts differ", text)
         # In strict arrival order a ready model does wait for an older request of another one: that is its purpose.
-        for caller in () if world.core.policy.in_order else waiting:
-            name = caller.served_by
-            if name in running or self._limited_lanes.is_full(caller.request.lane):
-                continue
-            if self._finds_its_model_idle(caller):
-                self.say("work waits before a ready, idle model", name)
+        if not world.core.policy.in_order:
+            idle = [c for c in waiting if c.served_by not in running and self._finds_its_model_idle(c)]
+            self._limited_lanes.judge_places(idle)
+            for caller in idle:
+                if self._limited_lanes.is_open_to(caller):
+                    self.say("work waits before a ready, idle model", caller.served_by)
         if world.timer is None and (world.open or self._is_moving()):
             self.say("something waits and no timer is armed", f"{len(world.open)} open")
 

@@ -2,16 +2,25 @@
 
 Its limit holds at every start, and among its requests the earlier one goes first, whichever model serves it. The order
 is checked where the case is certain: the earlier one is as urgent in every respect, and its model is ready and idle.
+
+A free place may be kept for an earlier one whose model comes into memory, but not for longer than the answer takes that
+could have had it.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
-from watchbill.catalog import Catalog
+from watchbill.catalog import Catalog, WorkClass
+from watchbill.core.line import HEAD_START_MS
 from watchbill.core.machine import Machine
 from watchbill.simulate.callers import Caller, CallerState
+from watchbill.simulate.engine import Power, SimEngine
 
 __all__ = ["LimitedLanes"]
+
+#: A place is kept for no longer than an answer usually takes, by figures that change meanwhile.
+KEPT_FACTOR = 2.0
+KEPT_SLACK_MS = 2_000.0
 
 
 class Seen(Protocol):
@@ -19,6 +28,7 @@ class Seen(Protocol):
 
     catalog: Catalog
     open: dict[str, Caller]
+    engines: dict[str, SimEngine]
     core: Machine
 
     @property
@@ -30,6 +40,7 @@ class LimitedLanes:
 
     def __init__(self, world: Seen, say: Callable[[str, str], None]) -> None:
         self._world, self.say = world, say
+        self._kept: dict[str, tuple[str, float]] = {}  # lane -> for whom a place is kept, and since when
         #: Requests that start in this step, each with one before it in its lane that could start at that moment.
         self._passed: list[tuple[Caller, Caller]] = []
 
@@ -64,6 +75,41 @@ class LimitedLanes:
                     "a later request of its lane went first", f"{started.request.id}, {other.request.id}"
                 )
 
+    def is_open_to(self, caller: Caller) -> bool:
+        """Whether its lane has a place that is not kept for an earlier one."""
+        lane = caller.request.lane
+        return self._limit(lane) is None or not (self.is_full(lane) or self._kept_for(caller))
+
+    def judge_places(self, idle: Iterable[Caller]) -> None:
+        """Judges how long places are kept, by those whose models are ready and idle."""
+        before, self._kept = self._kept, {}
+        for caller in idle:
+            lane = caller.request.lane
+            if self._limit(lane) is None or self.is_full(lane) or not (first := self._kept_for(caller)):
+                continue
+            kept_for, since = before.get(lane, (first, self._world.now))
+            since = since if kept_for == first else self._world.now
+            self._kept[lane] = (first, since)
+            answer_ms = self._world.core.state.models[caller.served_by].service.ms
+            if self._world.now - since > KEPT_FACTOR * answer_ms + KEPT_SLACK_MS:
+                self.say("a place of a lane is kept for too long", f"{lane} for {first}")
+
+    def _kept_for(self, caller: Caller) -> str:
+        """An earlier one of its lane whose model is not warm; empty if there is none."""
+        absent = [
+            (_key(other), other.request.id)
+            for other in self._world.open.values()
+            if other.request.lane == caller.request.lane
+            and other.state is CallerState.WAITING
+            and self._is_away(other)
+            and (_key(other) < _key(caller) or other.due < caller.due)
+        ]
+        return min(absent)[1] if absent else ""
+
+    def _is_away(self, caller: Caller) -> bool:
+        names = (caller.served_by, *caller.beside)
+        return any(self._world.engines[name].power is not Power.WARM for name in names)
+
     def _is_hurried(self, started: Caller, other: Caller) -> bool:
         """Whether a request was within one service time of its due, and the one before it was not."""
         now, models = self._world.now, self._world.core.state.models
@@ -83,6 +129,13 @@ class LimitedLanes:
     def _running(self, name: str) -> int:
         open_callers = self._world.open.values()
         return sum(c.state is CallerState.RUNNING and c.request.lane == name for c in open_callers)
+
+
+def _key(caller: Caller) -> tuple[WorkClass, bool, int]:
+    """Its place in its lane, as `core.line` has it."""
+    request = caller.request
+    head_start = (5 - request.priority) * HEAD_START_MS
+    return (request.work_class, not request.operator, request.arrived_at - head_start)
 
 
 def _is_before(other: Caller, started: Caller) -> bool:

@@ -1,0 +1,141 @@
+"""Limited lanes: only so many of their requests run at once, on all models together (LANE-02).
+
+Such a lane is served in its own order, whichever models its requests wait for: otherwise the model that has just
+answered would take each place, and starve the others. A request gives way to an earlier one of its lane that another
+model could start now. It also gives way to an earlier one whose model is not in memory, if that model can be there
+before its own answer would end. The place is kept for it meanwhile, and no longer than such an answer takes.
+
+So a model that is needed only for such a lane comes when the place is free. Where answers are short, no place is kept:
+then it comes a little earlier.
+"""
+
+import math
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from watchbill.catalog import Lane, WorkClass
+from watchbill.core.companions import Candidate
+from watchbill.core.forecast import can_forecast, finds_place_kept, room_in_ms, until_lane, way_in_ms
+from watchbill.core.messages import Request
+from watchbill.core.stages import LEAVING, Stage
+from watchbill.core.state import State
+
+__all__ = ["LimitedLanes", "is_kept_out"]
+
+#: A model whose lanes are full, and that finds no place kept, is on its way into memory so many of its load times
+#: before one of them has a place.
+EARLY_LOADS = 2.0
+
+
+class _First(NamedTuple):
+    """The first request of a lane in one line."""
+
+    rank: tuple[float, tuple[WorkClass, bool, int, str]]
+    line: Candidate
+    id: str
+    way_ms: float  # until its model could start it
+
+
+class LimitedLanes:
+    """The places of all limited lanes, in one round of starts after the other."""
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+        self._firsts: dict[str, list[_First]] = {}  # found in this round, until something starts
+        self._kept: dict[
+            str, tuple[str, int]
+        ] = {}  # lane -> the request that a place is kept for, and since when
+
+    def begin(self) -> None:
+        """Begins a round of starts: what was found in the last one may not be true any more."""
+        self._firsts.clear()
+
+    def started(self, request: Request) -> None:
+        """Notes that a request has taken a place of its lane."""
+        self._firsts.clear()
+        self._kept.pop(request.lane, None)
+
+    def has_room(self, lane: Lane | None) -> bool:
+        """Whether one more of this lane may run."""
+        if lane is None or lane.concurrency is None:
+            return True
+        ran = (r.request.lane for s in self._state.models.values() for r in s.running.values())
+        return sum(name == lane.name for name in ran) < lane.concurrency
+
+    def gives_way(self, request: Request, now: int) -> bool:
+        """Whether a free place belongs to an earlier request of its lane."""
+        own = self._state.home[request.id]
+        mine = own.line.rank(request.id, now + own.service.ms)
+        before = (f for f in self._firsts_of(request.lane, now) if f.line is not own and f.rank < mine)
+        return any(not f.way_ms or self._is_kept_for(f, request.lane, own.service.ms, now) for f in before)
+
+    def _is_kept_for(self, first: _First, lane: str, answer_ms: float, now: int) -> bool:
+        """Whether the place waits for a model on its way into memory, in place of an answer that takes so long."""
+        kept_for, since = self._kept.get(lane, ("", now))
+        if kept_for != first.id:
+            since = now
+        ends = since + answer_ms - first.way_ms
+        if now >= ends:
+            return False
+        self._kept[lane] = (first.id, since)
+        self._state.wakes.append(math.ceil(ends))
+        return True
+
+    def _firsts_of(self, lane: str, now: int) -> list[_First]:
+        found = self._firsts.get(lane)
+        if found is None:
+            found = self._firsts[lane] = list(self._look_for_firsts(lane, now))
+        return found
+
+    def _look_for_firsts(self, lane: str, now: int) -> Iterator[_First]:
+        for each in self._state.lines():
+            line, urgent_at = each.line, now + each.service.ms
+            if lane in line.lanes:
+                of_lane = (id for id in line.ids() if line.get(id).lane == lane)
+                first = min(of_lane, key=lambda id: line.rank(id, urgent_at))
+                way_ms = self._way_ms(each, line.get(first), now)
+                if way_ms < math.inf:
+                    yield _First(line.rank(first, urgent_at), each, first, way_ms)
+
+    def _way_ms(self, line: Candidate, request: Request, now: int) -> float:
+        """Until the model of a line could start one more request. A companion whose host is silent keeps a set from
+        starting, too."""
+        if line.silence is not None or line.serving.is_suspect:
+            return math.inf
+        if line.stage is Stage.READY:
+            return 0.0 if line.serving.has_slot_for(request.work_class, now) else math.inf
+        may_come = now >= line.retry_at and line.stage not in LEAVING and self._state.may_load(line, now)
+        return way_in_ms(self._state, line, now) if may_come and can_forecast(self._state, line) else math.inf
+
+
+def is_kept_out(state: State, model: Candidate, now: int) -> bool:
+    """Whether all its requests find their lanes full for longer than its way into memory takes.
+
+    It would take the room of others, do nothing until its turn is over, leave for them and come back. A model that fits
+    is loaded all the same, and so is one whose request runs out of patience.
+    """
+    limited = [name for name in model.line.lanes if _is_limited(state, name)]
+    if not limited or len(limited) < len(model.line.lanes) or not state.shortage_of(model):
+        return False
+    firsts = filter(None, map(model.line.first_of, limited))
+    early_ms = EARLY_LOADS * model.load.ms + room_in_ms(state, model, now)
+    left_ms = min(_until_load(state, model, each, early_ms, now) for each in firsts)
+    due = model.due()
+    if due is not None:
+        left_ms = min(left_ms, due - now - model.service.ms - early_ms)
+    if left_ms > 0:
+        state.wakes.append(now + math.ceil(left_ms))
+    return left_ms > 0
+
+
+def _until_load(state: State, model: Candidate, request: Request, early_ms: float, now: int) -> float:
+    """Until it is time to load a model for this request of a limited lane: where its place will be kept, until that is
+    free."""
+    place_ms = until_lane(state, model, request, now, only_ready=True).ms
+    return place_ms if finds_place_kept(state, model, request, now) else place_ms - early_ms
+
+
+def _is_limited(state: State, name: str) -> bool:
+    """Whether only so many requests of a lane may run at once."""
+    lane = state.catalog.lanes.get(name)
+    return lane is not None and lane.concurrency is not None
