@@ -17,6 +17,7 @@ from watchbill.fleet.folder import places
 from watchbill.fleet.folder.board import Board
 from watchbill.fleet.folder.disk import FolderDisk
 from watchbill.fleet.folder.heartbeat import Heartbeat, Pulse, Watcher, write_heartbeat
+from watchbill.fleet.folder.record import read_whole
 from watchbill.fleet.folder.requests import Reopening, ask_to_cancel, ask_to_reopen
 from watchbill.fleet.folder.results import End, Result, ResultLog
 from watchbill.fleet.folder.slips import Slip
@@ -24,7 +25,7 @@ from watchbill.fleet.state import epochs
 from watchbill.fleet.state.approving import Answer, Verdict, answer, questions_of
 from watchbill.fleet.state.entries import Reopen, encode_entry
 from watchbill.fleet.state.epochs import Office, Superseded
-from watchbill.fleet.state.journal import read_past
+from watchbill.fleet.state.journal import Journal, read_past
 from watchbill.fleet.state.ledger import Ledger
 from watchbill.plans.batch import ExecutePlan
 
@@ -776,13 +777,14 @@ def test_a_cancel_behind_a_retry_of_a_batch_that_has_ended_is_obeyed_behind_it(r
     assert os.listdir(rig.root / places.INBOX) == os.listdir(rig.root / places.ACTIVE) == []
 
 
+@pytest.mark.parametrize("has_closed_it", [True, False])
 def test_a_batch_that_a_superseded_coordinator_reopened_is_offered_by_the_one_that_counts(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, has_closed_it: bool
 ) -> None:
     """FLEET-09, R13: it wrote its decisions, and did not act. The other one is asked for the batch when it runs."""
     rig.submit("b1", "p", "### a\n- **command**: `true`\n")
     _work_on(rig, 0)
-    first = rig.new_brain(10)
+    first = rig.brain if has_closed_it else rig.new_brain(10)
     ask_to_reopen(rig.disk, Reopening("r1", "b1", "p", ("a",)))
     asked = next((rig.root / places.INBOX).iterdir())
     kept = asked.read_bytes()
@@ -804,14 +806,64 @@ def test_a_batch_that_a_superseded_coordinator_reopened_is_offered_by_the_one_th
     assert os.listdir(rig.root / places.INBOX) == os.listdir(rig.root / places.ACTIVE) == []
 
 
-def test_a_coordinator_that_was_superseded_takes_no_epoch_behind_the_one_that_counts(rig: Rig) -> None:
-    """FLEET-09, R13: it is asked for a batch that it has closed itself, and somebody else has the next number."""
+def test_what_a_superseded_coordinator_writes_behind_the_successors_look_does_not_count(rig: Rig) -> None:
+    """FLEET-09, R13: it goes on with its own journal, of which the successor has believed the beginning."""
     rig.submit("b1", "p", "### a\n- **command**: `true`\n")
     _work_on(rig, 0)
-    epoch = rig.brain.epoch
-    assert epochs.take_next_epoch(rig.disk, epoch) == epoch + 1
+    first = rig.brain
+    ask_to_reopen(rig.disk, Reopening("r1", "b1", "p", ("a",)))
+    rig.brain = rig.new_brain(10)
+    _work_on(rig, 10)
+    before = rig.counted("b1")
+    path = places.journal_path("p", "b1", first.epoch)
+    own_end = read_whole(rig.disk, path)[1]
+    Journal(rig.disk, "p", "b1", first.epoch, {}, own_end=own_end).commit([Reopen("r2", ("a",), {}, 3)])
+    assert read_whole(rig.disk, path)[1] > own_end
+    assert rig.counted("b1") == before
+    assert [entry["attempt"] for entry in before if entry["e"] == "accept"] == [1, 2]
     with pytest.raises(Superseded):
-        epochs.take_next_epoch(rig.disk, epoch)
+        first.turn(20)
+
+
+def test_a_batch_that_is_reopened_often_has_one_journal_for_each_coordinator(rig: Rig) -> None:
+    """PLAN-07, FLEET-09: a thousand retries made a thousand files, and each one read and synced all of them."""
+    rig.submit("b1", "p", "### a\n- **command**: `true`\n")
+    _work_on(rig, 0)
+    for number in range(1, 31):
+        if number == 16:
+            rig.brain = rig.new_brain(number * 100)
+        ask_to_reopen(rig.disk, Reopening(f"r{number}", "b1", "p", ("a",)))
+        _work_on(rig, number * 100)
+    assert len(os.listdir(rig.root / places.EPOCHS)) == 2
+    assert len(list((rig.root / places.batch_folder("p", "b1")).glob("journal.*"))) == 2
+    accepted = [entry["attempt"] for entry in rig.counted("b1") if entry["e"] == "accept"]
+    assert accepted == list(range(1, 32))
+
+
+def test_of_the_numbers_of_coordinators_only_the_newest_are_kept(rig: Rig) -> None:
+    """FLEET-09: each turn lists them, and nothing removed one."""
+    kept = fleet_limits.EPOCHS_KEPT
+    taken = [epochs.take_epoch(rig.disk) for _ in range(kept + 20)]
+    assert taken == list(range(2, kept + 22))
+    assert sorted(map(int, os.listdir(rig.root / places.EPOCHS))) == taken[-kept:]
+    assert epochs.is_taken(rig.disk, 1)
+    assert not epochs.is_taken(rig.disk, taken[-1] + 1)
+
+
+def test_a_number_that_was_taken_and_removed_is_taken_by_nobody_again(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """FLEET-09, R13: a coordinator that hung in its start creates it, and looks once more."""
+    take, others = FolderDisk.take, fleet_limits.EPOCHS_KEPT + 5
+
+    def hangs(disk: FolderDisk, path: str) -> None:
+        monkeypatch.undo()
+        for _ in range(others):
+            epochs.take_epoch(disk)
+        take(disk, path)
+
+    monkeypatch.setattr(FolderDisk, "take", hangs)
+    assert epochs.take_epoch(rig.disk) == others + 2
 
 
 def test_a_batch_that_is_reopened_is_shown_before_its_former_fan_out_is_taken_back(rig: Rig) -> None:

@@ -30,7 +30,7 @@ def fleet_with_a_batch(root: Path, epochs: int) -> FolderDisk:
     return disk
 
 
-@pytest.mark.parametrize("epochs", [1, 6])
+@pytest.mark.parametrize("epochs", [1, 2, 6])
 def test_a_journal_of_another_fleet_is_refused_whatever_its_epoch(tmp_path: Path, epochs: int) -> None:
     """FLEET-09: it does not make this coordinator leave."""
     fleet_with_a_batch(tmp_path / "a", epochs)

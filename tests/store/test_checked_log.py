@@ -31,13 +31,15 @@ def all_of(reader: LineReader, until: int | None = None) -> list[bytes]:
     return found
 
 
+@pytest.mark.parametrize("closes", [True, False], ids=["closed between", "open"])
 @pytest.mark.parametrize("direct", [True, False])
 @pytest.mark.parametrize("filled", [True, False])
 @given(batches=st.lists(st.lists(SIZES, max_size=4), max_size=6))
 @settings(max_examples=10, deadline=None)
 def test_a_follower_reads_every_line_once_and_in_order(
-    filled: bool, direct: bool, batches: list[list[int]]
+    filled: bool, direct: bool, closes: bool, batches: list[list[int]]
 ) -> None:
+    """FLEET-09: also of a writer that closes its file between appends, and goes on with it."""
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         if not direct:
             patch.setattr(uncached, "O_DIRECT", 0)
@@ -46,6 +48,9 @@ def test_a_follower_reads_every_line_once_and_in_order(
         for number, batch in enumerate(batches):
             log.append(b"%d " % number + b"x" * size for size in batch)
             seen += all_of(reader)
+            if closes:
+                log.close()
+                log = CheckedLog(path, filled=filled, goes_on_at=log.end)
         log.close()
         expected = [b"%d " % number + b"x" * size for number, batch in enumerate(batches) for size in batch]
         assert seen == expected == all_of(LineReader(path))

@@ -164,6 +164,9 @@ class Steps:
         self.perform("take", path)
         return MemoryLog(self, path)
 
+    def reopen_log(self, path: str, end: int) -> "MemoryLog":
+        return MemoryLog(self, path, end)
+
 
 @dataclass
 class MemoryLog:

@@ -36,8 +36,12 @@ class AppendLog:
         filled: bool = True,
         followed: bool = False,
         mode: int = FILE_MODE,
+        goes_on_at: int | None = None,
     ) -> None:
         """Create the file and make its name durable. Raises OSError and then leaves nothing behind.
+
+        With `goes_on_at` open one that this process created and closed, and whose text ends there. Raises OSError,
+        FileNotFoundError where it is gone.
 
         Without `filled` the file grows with each append. A `followed` file is read by other processes while it grows:
         they see an append whole or not at all, unless its sync fails.
@@ -47,9 +51,13 @@ class AppendLog:
         self._grows = not filled
         self._followed = followed
         self._fills = list(LOG_FILL_BYTES)
-        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+        is_new = os.O_CREAT | os.O_EXCL if goes_on_at is None else 0
+        self._fd = os.open(path, os.O_RDWR | is_new | os.O_CLOEXEC, mode)
         self._tail: Tail | None = None
         self.end = self._filled = 0
+        if goes_on_at is not None:
+            self._go_on(goes_on_at)
+            return
         try:
             self._begin(head)
             fsync_folder(path.parent)
@@ -66,6 +74,16 @@ class AppendLog:
             self._fill(len(head), head)
             self._tail = Tail(self.path, LOG_DIRECT_BYTES_MIN)
         self.end = len(head)
+
+    def _go_on(self, end: int) -> None:
+        """What was acknowledged is synced, and the size of the file with it: nothing has to be repaired."""
+        try:
+            self.end, self._filled = end, os.fstat(self._fd).st_size
+            if not self._grows:
+                self._tail = Tail(self.path, LOG_DIRECT_BYTES_MIN)
+        except OSError:
+            self.close()
+            raise
 
     def append(self, data: bytes) -> None:
         """Put bytes on stable storage with one fdatasync. Raises OSError: then none is acknowledged."""

@@ -35,12 +35,15 @@ _FILLED = b"\n\n"
 class CheckedLog:
     """The open log of one writer. Not thread-safe."""
 
-    def __init__(self, path: Path, *, filled: bool = True, mode: int = FILE_MODE) -> None:
+    def __init__(
+        self, path: Path, *, filled: bool = True, mode: int = FILE_MODE, goes_on_at: int | None = None
+    ) -> None:
         """Create the file and make its name durable. Raises OSError, FileExistsError for a name that is taken.
 
-        Without `filled` it grows with each append: for network mounts.
+        Without `filled` it grows with each append: for network mounts. With `goes_on_at` open one that this process
+        created and closed, and whose lines end there.
         """
-        self._file = AppendLog(path, filled=filled, followed=True, mode=mode)
+        self._file = AppendLog(path, filled=filled, followed=True, mode=mode, goes_on_at=goes_on_at)
 
     @property
     def end(self) -> int:

@@ -130,6 +130,8 @@ STUCK_LOOK_MS = 10_000
 STUCK_STEP_MS = 120_000
 #: How often old tasks and batches are removed.
 RETENTION_EVERY_MS = 3_600_000
+#: Numbers of coordinators that stay in brain/epochs/. Only the newest one decides.
+EPOCHS_KEPT = 100
 #: Failed tasks that an escalation describes, and the words of each error.
 ESCALATION_TASKS_MAX = 50
 ESCALATION_TEXT_CHARS_MAX = 2_000

@@ -76,6 +76,9 @@ class FolderInMemory:
         self.take(path)
         return self._logs.setdefault(path, _LogInMemory())
 
+    def reopen_log(self, path: str, end: int) -> _LogInMemory:
+        return self._logs[path]
+
     def sync(self, path: str) -> None:
         """Everything is stable."""
 

@@ -109,19 +109,29 @@ class ActiveBatches:
         self._go_on_with(self._replayed(order), now_ms)
 
     def _replayed(self, order: ExecutePlan) -> ActiveBatch:
-        """What a batch came to by the entries that count; begins the journal of this epoch."""
+        """What a batch came to by the entries that count; opens the journal of this epoch."""
         self.at = order.batch
         past = read_past(self._disk, order.plan, order.batch, self.epoch, self._fleet)
         ledger = Ledger(order.batch)
-        # The ledger hears of the new epoch as it will in a later replay: parts without their end count for nothing.
-        for entry in (*past.entries, Epoch(self.epoch, past.after)):
+        for entry in past.entries:
             ledger.apply(entry)
+        if past.own_end is None:
+            # The ledger hears of the new epoch as it will in a later replay: parts without their end count for nothing.
+            ledger.apply(Epoch(self.epoch, past.after))
         if ledger.is_open and ledger.plan != order.plan:
             raise OursError(
                 f"it is a batch of the plan {ledger.plan}, and lies in plans/{order.plan}: copied, or renamed since",
                 hint=f"move its folder back to plans/{ledger.plan}/history, or submit {order.plan} anew",
             )
-        journal = Journal(self._disk, order.plan, order.batch, self.epoch, past.after, fleet=self._fleet)
+        journal = Journal(
+            self._disk,
+            order.plan,
+            order.batch,
+            self.epoch,
+            past.after,
+            fleet=self._fleet,
+            own_end=past.own_end,
+        )
         return ActiveBatch(ledger, journal)
 
     def _go_on_with(self, batch: ActiveBatch, now_ms: int) -> None:

@@ -6,8 +6,7 @@
     BATCH.cancel       stop a batch (`requests`)                             then removed
 
 Any program may write a file here. One that makes no sense goes to brain/refused/. A batch that has ended is taken up
-again when a request is about it. Its journal is a file of an epoch: where this epoch has closed its own, the
-coordinator takes the next one, and goes on with everything else as it is.
+again when a request is about it.
 """
 
 from collections.abc import Iterator
@@ -24,7 +23,6 @@ from watchbill.fleet.folder.disk import Disk
 from watchbill.fleet.folder.requests import Reopening
 from watchbill.fleet.folder.values import encode
 from watchbill.fleet.logs import Part
-from watchbill.fleet.state import epochs
 from watchbill.fleet.state.approving import Answer, entries_of, question_of
 from watchbill.fleet.state.entries import Cancel
 from watchbill.fleet.state.journal import last_epoch
@@ -185,11 +183,8 @@ class Inbox:
         return found.ledger
 
     def _take_up_again(self, order: ExecutePlan, now_ms: int) -> None:
-        newest = last_epoch(self._disk, order.plan, order.batch)
-        if not newest or order.batch in self._active.set_aside:
+        if not last_epoch(self._disk, order.plan, order.batch) or order.batch in self._active.set_aside:
             return
-        if newest == self._active.epoch:
-            self._active.epoch = epochs.take_next_epoch(self._disk, newest)
         self._active.take_up_or_leave(order, now_ms)
         if order.batch in self._active.batches:
             self._taken_up.append(self._active.batches[order.batch].ledger)

@@ -77,7 +77,7 @@ class Turn:
 
 
 class Coordinator:
-    """One coordinator, from the moment it has taken an epoch. It takes the next one when a batch needs it."""
+    """One coordinator, from the moment it has taken an epoch."""
 
     def __init__(
         self,

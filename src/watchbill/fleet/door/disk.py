@@ -54,6 +54,9 @@ class DoorDisk:
         self._session.call(Op.CREATE_LOG, path=path)
         return _DoorLog(self._session, path)
 
+    def reopen_log(self, path: str, end: int) -> Log:
+        raise _not_an_agents(path)
+
     def has(self, pattern: str) -> bool:
         raise _not_an_agents(pattern)
 

@@ -95,6 +95,10 @@ class Disk(Protocol):
         """Begin a record file. Raises FileExistsError for a name that is taken."""
         ...
 
+    def reopen_log(self, path: str, end: int) -> Log:
+        """Go on with a record file that this process made and closed, behind its last line. Raises OSError."""
+        ...
+
     def sync(self, path: str) -> None:
         """Put what is seen of a file on stable storage: its dead writer may not have come to it."""
         ...
@@ -193,6 +197,9 @@ class FolderDisk:
 
     def create_log(self, path: str) -> Log:
         return CheckedLog(self._root / path, filled=self._filled)
+
+    def reopen_log(self, path: str, end: int) -> Log:
+        return CheckedLog(self._root / path, filled=self._filled, goes_on_at=end)
 
     def sync(self, path: str) -> None:
         fd = open_regular(self._root / path)

@@ -17,10 +17,13 @@ __all__ = ["Recorder", "Tail", "read_whole"]
 class Recorder:
     """The one writer of a record file, which it begins."""
 
-    def __init__(self, disk: Disk, path: str) -> None:
-        """Begin the file. Raises FileExistsError for a name that is taken."""
+    def __init__(self, disk: Disk, path: str, *, goes_on_at: int | None = None) -> None:
+        """Begin the file. Raises FileExistsError for a name that is taken.
+
+        With `goes_on_at` go on with one that this process began and closed, and whose lines end there.
+        """
         self.path = path
-        self._log: Log = disk.create_log(path)
+        self._log: Log = disk.create_log(path) if goes_on_at is None else disk.reopen_log(path, goes_on_at)
 
     def commit(self, lines: Iterable[Mapping[str, object]]) -> None:
         """Put these lines on stable storage with one sync. Raises OSError: then begin another file."""

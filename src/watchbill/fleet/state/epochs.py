@@ -7,6 +7,9 @@ stopped for an hour and goes on writes where nothing is read any more.
 The rule by which no coordinator acts on what does not count: **write, look, act**. A coordinator appends to its
 journals, then looks whether a higher number was taken, and only then touches the board. A successor reads the journals
 after it took its number. So if the look found none, every later successor has seen those lines.
+
+Numbers are taken without gaps, and only the newest ones are kept, because each look lists them. A coordinator that
+hung between its look and its file may so create a number again that was taken and removed: it looks once more.
 """
 
 import re
@@ -21,7 +24,6 @@ from watchbill.fleet.folder.values import Fields, encode, fields_of
 
 __all__ = [
     "Incumbent", "Office", "Superseded", "announce", "is_taken", "refuse_if_superseded", "take_epoch",
-    "take_next_epoch",
 ]  # fmt: skip
 
 _NUMBER = re.compile(r"[1-9][0-9]{0,9}")
@@ -73,22 +75,17 @@ def take_epoch(disk: Disk) -> int:
             disk.take(f"{places.EPOCHS}/{epoch}")
         except FileExistsError:  # another one starts at the same time, and was faster
             continue
-        return epoch
+        taken = _taken(disk)
+        if max(taken, default=0) <= epoch:
+            for number in sorted(taken)[: -limits.EPOCHS_KEPT]:
+                disk.remove(f"{places.EPOCHS}/{number}")
+            return epoch
     raise FileExistsError(f"no epoch could be taken in {limits.FLEET_TRIES_MAX} tries")
-
-
-def take_next_epoch(disk: Disk, epoch: int) -> int:
-    """Take the number behind one's own, and go on. Raises Superseded where another coordinator has it."""
-    try:
-        disk.take(f"{places.EPOCHS}/{epoch + 1}")
-    except FileExistsError:
-        raise Superseded from None
-    return epoch + 1
 
 
 def is_taken(disk: Disk, epoch: int) -> bool:
     """Whether a coordinator of this folder has ever taken this number."""
-    return epoch in _taken(disk)
+    return epoch <= max(_taken(disk), default=0)
 
 
 def refuse_if_superseded(disk: Disk, epoch: int) -> None:

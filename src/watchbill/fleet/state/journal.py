@@ -5,7 +5,11 @@ superseded coordinator appends later lies beyond, and an epoch that is not liste
 file with a first line decides for all before it.
 
 Lines that are seen may not be on stable storage yet, when their writer died before its sync. They are synced before
-they are believed: otherwise a power cut could take them back from under the lines that build on them.
+they are believed: otherwise a power cut could take them back from under the lines that build on them. Those that an
+earlier coordinator has believed were synced by it before it began its own file, so only the newest file is in doubt.
+
+A coordinator that takes up a batch which it has closed goes on with its own file. So a batch has a file for each
+coordinator that had to do with it, however often it is reopened.
 
 A plan may be copied with its batches. A journal of another fleet, by the id in its first lines or by an epoch that was
 never taken here, is refused: the copy has tokens and epochs of its own, and only its own coordinator may go on with it.
@@ -37,10 +41,11 @@ class ForeignBatch(OursError):
 
 @dataclass(frozen=True, slots=True)
 class Past:
-    """What counts of the earlier epochs."""
+    """What counts of the earlier epochs, and of this one where it has closed the batch before."""
 
     entries: list[Entry]
-    after: dict[int, int]
+    after: dict[int, int]  # bytes of each earlier epoch
+    own_end: int | None = None  # bytes of this epoch's own file, where it has one
 
 
 def read_past(disk: Disk, plan: str, batch: str, epoch: int, fleet: str = "") -> Past:
@@ -50,20 +55,21 @@ def read_past(disk: Disk, plan: str, batch: str, epoch: int, fleet: str = "") ->
     """
     listed = disk.names(places.batch_folder(plan, batch))
     epochs = sorted(found for name in listed if (found := places.epoch_of_journal(name)) is not None)
-    if epochs and epochs[-1] >= epoch:
+    if epochs and epochs[-1] > epoch:
         if is_taken(disk, epochs[-1]):
             raise Superseded
         raise ForeignBatch(plan, batch)
-    after = believed(disk, plan, batch, epochs)
+    counted = believed(disk, plan, batch, epochs)
     entries: list[Entry] = []
-    for earlier, until in sorted(after.items()):
-        path = places.journal_path(plan, batch, earlier)
-        entries += map(decode, read_whole(disk, path, until)[0])
-        disk.sync(path)
+    for each, until in sorted(counted.items()):
+        entries += map(decode, read_whole(disk, places.journal_path(plan, batch, each), until)[0])
+    own_end = counted.pop(epoch, None)
+    if counted and own_end is None:
+        disk.sync(places.journal_path(plan, batch, max(counted)))
     known = {entry.fleet for entry in entries if isinstance(entry, Epoch) and entry.fleet}
     if fleet and known - {fleet}:
         raise ForeignBatch(plan, batch)
-    return Past(entries, after)
+    return Past(entries, counted, own_end)
 
 
 def last_epoch(disk: Disk, plan: str, batch: str) -> int:
@@ -91,11 +97,20 @@ class Journal:
     """The journal of a batch that the coordinator of one epoch writes."""
 
     def __init__(
-        self, disk: Disk, plan: str, batch: str, epoch: int, after: dict[int, int], *, fleet: str = ""
+        self,
+        disk: Disk,
+        plan: str,
+        batch: str,
+        epoch: int,
+        after: dict[int, int],
+        *,
+        fleet: str = "",
+        own_end: int | None = None,
     ) -> None:
-        """Begin the file. From its first line on nothing more of the earlier epochs counts."""
-        self._recorder = Recorder(disk, places.journal_path(plan, batch, epoch))
-        self.commit([Epoch(epoch, after, fleet)])
+        """Begin the file, from whose first line on nothing more of the earlier epochs counts. With `own_end` go on."""
+        self._recorder = Recorder(disk, places.journal_path(plan, batch, epoch), goes_on_at=own_end)
+        if own_end is None:
+            self.commit([Epoch(epoch, after, fleet)])
 
     def commit(self, entries: Iterable[Entry]) -> None:
         """Put entries on stable storage with one sync. Raises OSError: then the coordinator has to start anew."""
