@@ -825,6 +825,41 @@ def test_what_a_superseded_coordinator_writes_behind_the_successors_look_does_no
         first.turn(20)
 
 
+@pytest.mark.parametrize("drawing", ["draw", "draw_last"])
+def test_a_coordinator_that_hangs_while_it_draws_leaves_no_old_summary_over_a_new_one(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, drawing: str
+) -> None:
+    """PLAN-06, FLEET-09: its successor runs the batch to another end meanwhile."""
+    rig.submit("b1", "p", "### a\n- **command**: `true`\n- **retries**: 0\n### b\n- **command**: `true`\n")
+    first = rig.brain
+    first.turn(0)
+    slips = {slip.task: name for name, slip in rig.claim()}
+    rig.report(slips["a"], End.FAILED)
+    draws = getattr(loop, drawing)
+
+    def hangs(disk: FolderDisk, ledger: Ledger, wall_ms: int, *more: str) -> None:
+        monkeypatch.undo()
+        if drawing == "draw":
+            rig.report(slips["b"])
+        rig.brain = rig.new_brain(40_000)
+        _work_on(rig, 40_000)
+        ask_to_reopen(disk, Reopening("r1", "b1", "p", ("a",)))
+        _work_on(rig, 40_100)
+        draws(disk, ledger, wall_ms, *more)
+
+    if drawing == "draw_last":
+        rig.report(slips["b"])
+    monkeypatch.setattr(loop, drawing, hangs)
+    with pytest.raises(Superseded):
+        for now_ms in (10, 35_000, 35_001):
+            first.turn(now_ms)
+    folder = rig.root / places.batch_folder("p", "b1")
+    assert json.loads((folder / "RUN_SUMMARY.json").read_text())["outcome"] == "complete"
+    assert "complete" in (folder / "RUN_SUMMARY.md").read_text().splitlines()[0]
+    assert not (rig.root / places.escalation_path("b1")).exists()
+    assert not (rig.root / places.waiting_path("b1")).exists()
+
+
 def test_a_batch_that_is_reopened_often_has_one_journal_for_each_coordinator(rig: Rig) -> None:
     """PLAN-07, FLEET-09: a thousand retries made a thousand files, and each one read and synced all of them."""
     rig.submit("b1", "p", "### a\n- **command**: `true`\n")

@@ -15,6 +15,7 @@ A new one starts from the files, in the same process or in another. The clocks a
 nothing here waits.
 """
 
+import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -46,7 +47,7 @@ from watchbill.fleet.state import epochs
 from watchbill.fleet.state.entries import Cause, Ended, Fail, Hold, Revoke
 from watchbill.fleet.state.journal import last_epoch
 from watchbill.fleet.state.ledger import Ledger, Phase
-from watchbill.fleet.views.pictures import draw, draw_last, summary_of
+from watchbill.fleet.views.pictures import draw, draw_anew, draw_last, summary_of
 from watchbill.limits import STUCK_AFTER_MS
 from watchbill.plans.task import TaskClass
 from watchbill.quoting import quoted
@@ -125,6 +126,7 @@ class Coordinator:
         self._dropped = 0
         self._agents_at_ms = self._beat_at_ms = self._stuck_at_ms = 0
         self._puts_away_stale = False
+        self._drawn: dict[str, str] = {}  # batch -> plan: what was drawn since the last look
 
     @property
     def epoch(self) -> int:
@@ -255,7 +257,20 @@ class Coordinator:
         if self._acts:
             epochs.refuse_if_superseded(self._disk, self.epoch)
             self._acts.carry_out()
+        if self._drawn:
+            self._look_behind_drawing()
         return written
+
+    def _look_behind_drawing(self) -> None:
+        """Have no old picture stay over that of a successor. Every other act may be late: what it does is over then."""
+        drawn, self._drawn = self._drawn, {}
+        try:
+            epochs.refuse_if_superseded(self._disk, self.epoch)
+        except epochs.Superseded:
+            for batch, plan in drawn.items():
+                with contextlib.suppress(OSError, OursError):  # it leaves all the same: the successor counts
+                    draw_anew(self._disk, plan, batch, self._wall_ms(), self._root)
+            raise
 
     def _beat(self, now_ms: int) -> None:
         self._pulse = replace(self._pulse, seq=self._pulse.seq + 1)
@@ -451,6 +466,7 @@ class Coordinator:
 
     def _close_batch(self, name: str) -> None:
         batch = self._active.batches[name]
+        self._drawn[name] = batch.ledger.plan
         draw_last(self._disk, batch.ledger, self._wall_ms(), self._root)
         self._inbox.show_ended(name)
         self._active.forget(name)
@@ -464,7 +480,11 @@ class Coordinator:
             if batch.is_drawn or now_ms < batch.draw_at_ms or batch.ledger.outcome is not None:
                 continue
             batch.is_drawn, batch.draw_at_ms = True, now_ms + self._summary_every_ms
-            self._acts.later(lambda ledger=batch.ledger: draw(self._disk, ledger, self._wall_ms()))
+            self._acts.later(lambda ledger=batch.ledger: self._draw_now(ledger))
+
+    def _draw_now(self, ledger: Ledger) -> None:
+        self._drawn[ledger.batch] = ledger.plan
+        draw(self._disk, ledger, self._wall_ms())
 
     # ------------------------------------------------------------ acts on the board
 

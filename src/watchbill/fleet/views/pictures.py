@@ -1,5 +1,8 @@
 """Pictures of a batch: files for people and planners that a coordinator draws from the ledger. No decision reads them.
 
+A coordinator that hangs while it draws may put an old picture over that of its successor. It finds out when it looks
+behind its drawing, and draws what the journals say by then (`draw_anew`).
+
 plans/PLAN/history/BATCH/RUN_SUMMARY.md, .json     while it runs, and final
 brain/private_tasks/BATCH.json                     tasks that wait, and what for
 brain/escalations/BATCH.md                         what a planner needs after a failure
@@ -10,10 +13,11 @@ from watchbill.fleet.folder import places
 from watchbill.fleet.folder.disk import Disk
 from watchbill.fleet.folder.values import encode
 from watchbill.fleet.state.ledger import Ledger, Phase
+from watchbill.fleet.state.reading import BatchPlace, Follower
 from watchbill.fleet.views.escalation import escalation
 from watchbill.plans.summary import Outcome, Summary, summarize
 
-__all__ = ["draw", "draw_last", "summary_of"]
+__all__ = ["draw", "draw_anew", "draw_last", "summary_of"]
 
 
 def summary_of(ledger: Ledger, wall_ms: int) -> Summary:
@@ -44,6 +48,21 @@ def draw_last(disk: Disk, ledger: Ledger, wall_ms: int, root: str = "") -> None:
     else:
         text = escalation(ledger, summary, root)
         disk.put(places.escalation_path(ledger.batch), text.encode("utf-8", "replace"))
+
+
+def draw_anew(disk: Disk, plan: str, batch: str, wall_ms: int, root: str = "") -> None:
+    """Show what the journals of a batch say now, again while they change meanwhile: its coordinator draws it, too."""
+    follower = Follower(disk, BatchPlace(batch, plan))
+    ledger = follower.read()
+    for _ in range(limits.FLEET_TRIES_MAX):
+        if ledger.outcome is None:
+            draw(disk, ledger, wall_ms)
+        else:
+            draw_last(disk, ledger, wall_ms, root)
+        drawn = summary_of(ledger, wall_ms)
+        ledger = follower.read()
+        if summary_of(ledger, wall_ms) == drawn:
+            return
 
 
 def _put_summary(disk: Disk, ledger: Ledger, summary: Summary, *, durable: bool) -> None:
