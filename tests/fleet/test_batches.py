@@ -456,6 +456,32 @@ def test_a_retry_says_what_it_does_not_run_and_what_it_runs_beside_the_task(flee
     assert [entry["task"] for entry in fleet.entries("p", batch, "issue")].count("waits") == 2
 
 
+def test_a_retry_of_a_fan_out_that_would_be_skipped_again_is_refused(fleet: FleetFolder) -> None:
+    """PLAN-05, PLAN-07: it was said to run again; of one that is skipped in part the rest runs, and it says so."""
+    items = "- **foreach**: items.json:all\n- **retries**: 0\n"
+    tasks = f"### first\n- **command**: `test -e {{BATCH_PATH}}/go{{ITEM.id}}`\n{items}"
+    tasks += f"### second\n- **command**: `test -e {{BATCH_PATH}}/go`\n{items}- **depends_on**: first_{{ITEM.id}}\n"
+    folder = fleet.write_plan("p", tasks)
+    (folder / "items.json").write_text('{"all": [{"id": "1"}, {"id": "2"}, {"id": "3"}]}')
+    fleet.start_coordinator()
+    fleet.start_agent("cpu-1")
+    batch = fleet.submit("p")
+    assert fleet.wait(batch) == 1
+    refused = fleet.plan("retry", "second")
+    assert refused.returncode == 2 and fleet.entries("p", batch, "reopen") == []
+    assert f"second of {batch} would be skipped again, because of first;" in refused.stderr
+    assert f"plan retry first --batch {batch}" in refused.stderr
+    (fleet.batch("p", batch) / "go2").touch()
+    assert "3 of 3 tasks of first" in fleet.plan("retry", "first").stderr
+    wait_until(lambda: len(fleet.entries("p", batch, "ended")) == 2)
+    asked = fleet.plan("retry", "second")
+    assert (
+        f"1 of 3 tasks of second (2 more stay skipped, because of first) of {batch} will run" in asked.stderr
+    )
+    wait_until(lambda: len(fleet.entries("p", batch, "ended")) == 3)
+    assert [entry["task"] for entry in fleet.entries("p", batch, "fail")].count("second_2") == 2
+
+
 def test_a_task_that_waits_for_its_next_attempt_may_be_retried_now_and_the_others_wait_on(
     fleet: FleetFolder,
 ) -> None:

@@ -850,9 +850,9 @@ def test_a_coordinator_that_hangs_while_it_draws_leaves_no_old_summary_over_a_ne
     if drawing == "draw_last":
         rig.report(slips["b"])
     monkeypatch.setattr(loop, drawing, hangs)
+    turns = (first.turn(now_ms) for now_ms in (10, 35_000, 35_001))
     with pytest.raises(Superseded):
-        for now_ms in (10, 35_000, 35_001):
-            first.turn(now_ms)
+        list(turns)
     folder = rig.root / places.batch_folder("p", "b1")
     assert json.loads((folder / "RUN_SUMMARY.json").read_text())["outcome"] == "complete"
     assert "complete" in (folder / "RUN_SUMMARY.md").read_text().splitlines()[0]

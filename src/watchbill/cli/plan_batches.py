@@ -3,7 +3,8 @@
 import json as jsonlib
 import shlex
 import time
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import cast
@@ -41,6 +42,7 @@ from watchbill.fleet.views.overview import (
 )
 from watchbill.fleet.views.progress import BatchProgress, BatchState, TaskStage
 from watchbill.fleet.views.room import shortage_of
+from watchbill.limits import SUGGEST_LISTED_MAX
 from watchbill.names import file_stem
 from watchbill.plans.batch import shared_inputs
 from watchbill.plans.check import Plan
@@ -367,41 +369,72 @@ def retry_tasks(tasks: Sequence[str], *, batch: str | None, root: Path | None, q
     running = [task for task in running if not ledger.tasks_of(task) and not ledger.state(task).delay_ms]
     if running:
         raise OursError(f"{running[0]} of {place.batch} has not ended, there is nothing to repeat")
-    told = ", ".join([_repeated(ledger, task) for task in tasks])
+    named = [_named(ledger, task) for task in tasks]
     cancelled = sum(ledger.phase(task) is Phase.CANCELLED for task in ledger.tasks() if task not in tasks)
     were = "task that was" if cancelled == 1 else "tasks that were"
     others = f", and so will {cancelled:,} more {were} cancelled" if cancelled else ""
     request = Reopening(new_request_id(), place.batch, place.plan, tuple(tasks))
-    _refuse_skipped_again(disk, ledger, request)
+    told = ", ".join(_told(disk, ledger, named, _culprits(disk, ledger, request)))
     ask_to_reopen(disk, request)
     asked(folder, disk, Terminal(quiet=quiet), f"{told} of {place.batch} will run again{others}")
     return 0
 
 
-def _refuse_skipped_again(disk: FolderDisk, ledger: Ledger, request: Reopening) -> None:
-    """Raises OursError where a task that is asked for would only be skipped as before. Begins the new round on the
-    ledger, which is of no use to the caller afterwards."""
-    _begin_round(disk, ledger, request)
-    culprits = {each.name: each.culprit for each in ledger.reports()}
-    for task in request.tasks:
-        if culprit := culprits.get(task):
-            hint = places.fleet_command(disk.root, "plan", "retry", culprit, "--batch", ledger.batch)
-            raise OursError(
-                f"{task} of {ledger.batch} would be skipped again, because of {culprit}",
-                hint=f"repeat that: {hint}",
-            )
+@dataclass(frozen=True, slots=True)
+class _Named:
+    """A name that is asked for, and what it means: itself, or the tasks of a fan-out that did not complete."""
+
+    name: str
+    parts: tuple[str, ...]
+    total: int = 0  # tasks of the fan-out; 0 for a single task
 
 
-def _repeated(ledger: Ledger, task: str) -> str:
-    """What runs again for a name. Raises OursError for a fan-out of which nothing would."""
+def _named(ledger: Ledger, task: str) -> _Named:
+    """Raises OursError for a fan-out of which nothing would run again."""
     parts = ledger.tasks_of(task)
-    again = [part for part in parts if ledger.phase(part) is not Phase.COMPLETE]
-    if parts and not again:
+    if not parts:
+        return _Named(task, (task,))
+    again = tuple(part for part in parts if ledger.phase(part) is not Phase.COMPLETE)
+    if not again:
         raise OursError(
             f"all {len(parts):,} tasks of {task} are complete, there is nothing to repeat",
             hint=f"to run one of them again all the same, name it, as {parts[0]}",
         )
-    return f"{len(again):,} of {len(parts):,} tasks of {task}" if parts else task
+    return _Named(task, again, len(parts))
+
+
+def _culprits(disk: FolderDisk, ledger: Ledger, request: Reopening) -> dict[str, str]:
+    """The tasks that would only be skipped as before, and because of which. Begins the new round on the ledger."""
+    _begin_round(disk, ledger, request)
+    return {each.name: each.culprit for each in ledger.reports() if each.culprit}
+
+
+def _told(
+    disk: FolderDisk, ledger: Ledger, named: Sequence[_Named], culprits: Mapping[str, str]
+) -> Iterator[str]:
+    """What runs again for each name. Raises OursError for one of which all would be skipped again."""
+    for each in named:
+        skipped = [found for part in each.parts if (found := culprits.get(part) or culprits.get(each.name))]
+        at_fault = _at_fault(ledger, skipped)
+        if len(skipped) == len(each.parts):
+            hint = places.fleet_command(disk.root, "plan", "retry", *at_fault, "--batch", ledger.batch)
+            raise OursError(
+                f"{each.name} of {ledger.batch} would be skipped again, because of {', '.join(at_fault)}",
+                hint=f"repeat that: {hint}",
+            )
+        left = f" ({len(skipped):,} more stay skipped, because of {', '.join(at_fault)})" if skipped else ""
+        runs = len(each.parts) - len(skipped)
+        yield f"{runs:,} of {each.total:,} tasks of {each.name}{left}" if each.total else each.name
+
+
+def _at_fault(ledger: Ledger, culprits: Sequence[str]) -> list[str]:
+    """The names to repeat: several tasks of a fan-out by that of the fan-out."""
+    found = sorted(set(culprits))
+    parts = Counter(ledger.template_of(task) for task in found)
+    names = (
+        template if parts[template := ledger.template_of(task)] > 1 and template else task for task in found
+    )
+    return list(dict.fromkeys(names))[:SUGGEST_LISTED_MAX]
 
 
 def _refuse_unknown(ledger: Ledger, tasks: Sequence[str]) -> None:
