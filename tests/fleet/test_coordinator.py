@@ -237,6 +237,60 @@ def test_an_answer_that_nobody_could_evaluate_is_accepted_and_said_to_have_no_sc
     assert "## Accepted without a score\n\n- a" in (folder / "RUN_SUMMARY.md").read_text()
 
 
+class _Asked:
+    """A batch of one task whose answer is scored, and the questions about it that lie in the queue."""
+
+    def __init__(self, rig: Rig) -> None:
+        self.rig = rig
+        rig.submit("b1", "p", "### a\n- **prompt**: Go.\n- **evaluate**: short\n")
+        rig.board.join(places.BRAIN)
+        self.log = ResultLog(rig.disk, places.BRAIN)
+        rig.brain.turn(0)
+        [(name, _)] = rig.claim()
+        answer = rig.root / places.batch_folder("p", "b1") / "tasks/a/a1/stdout"
+        answer.parent.mkdir(parents=True)
+        answer.write_text("said")
+        rig.report(name)
+        rig.brain.turn(1)
+
+    def claim(self) -> str:
+        [name] = self.rig.board.offered()
+        assert ".evaluation" in name and self.rig.board.claim(places.BRAIN, name)
+        return name
+
+    def report(self, name: str, end: End, answer: str = "") -> None:
+        self.log.commit([Result(name, places.BRAIN, self.log.life, end, 0, answer=answer)])
+
+
+def test_a_score_that_is_lost_with_its_agent_is_asked_for_again(rig: Rig) -> None:
+    """FLEET-08, FLEET-09: the answer was accepted without a score, or waited ten minutes for one."""
+    asked = _Asked(rig)
+    (rig.root / places.heartbeat_path(places.BRAIN)).parent.mkdir()
+    write_heartbeat(rig.disk, places.BRAIN, Heartbeat(Pulse("manager", 10**9, 1, 1)))
+    asked.claim()
+    rig.brain.turn(2_000)  # the kernel says that it is dead
+    for now_ms, end in ((3_000, End.LOST), (4_000, End.SOFT_STOP), (5_000, End.LOST), (6_000, End.LOST)):
+        asked.report(asked.claim(), end)
+        rig.brain.turn(now_ms)
+    assert rig.kinds("b1", "accept") == []
+    asked.report(asked.claim(), End.DONE, '{"score": 4, "reason": "clear"}')
+    rig.brain.turn(7_000)
+    [accepted] = rig.kinds("b1", "accept")
+    assert accepted["is_unscored"] is False
+    assert os.listdir(rig.root / places.QUEUE) == rig.board.held_by(places.BRAIN) == []
+
+
+def test_an_answer_is_accepted_without_a_score_when_three_questions_have_failed(rig: Rig) -> None:
+    """FLEET-08: a model that cannot score must not hold answers for ten minutes."""
+    asked = _Asked(rig)
+    for number in range(fleet_limits.EVALUATIONS_MAX):
+        assert rig.kinds("b1", "accept") == []
+        asked.report(asked.claim(), End.FAILED)
+        rig.brain.turn(10 + number)
+    [accepted] = rig.kinds("b1", "accept")
+    assert accepted["is_unscored"] is True
+
+
 def test_the_time_of_a_failed_attempt_is_in_the_summary(rig: Rig) -> None:
     """PLAN-07."""
     rig.submit("b1", "p", "### a\n- **command**: `false`\n- **retries**: 0\n")
@@ -631,9 +685,8 @@ def test_a_coordinator_that_is_stopped_while_it_closes_a_batch_hides_no_later_ro
         rig.new_brain(1).turn(1)
 
     monkeypatch.setattr(rig.disk, "meanwhile", reopen)
-    first.turn(1)
     with pytest.raises(Superseded):
-        first.turn(2)
+        first.turn(1)
     rig.brain = rig.new_brain(3)
     _work_on(rig, 3)
     assert [entry["attempt"] for entry in rig.counted("b1") if entry["e"] == "accept"] == [1, 2]

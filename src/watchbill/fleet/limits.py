@@ -146,6 +146,7 @@ ANSWER_BRACES_MAX = 1_000
 SO_FAR_CHARS_MAX = 4_096
 #: How long an answer waits for its score, how much of it is judged, and how much of the reason is kept.
 EVALUATION_MS_MAX = 600_000
+EVALUATIONS_MAX = 3
 EVALUATED_CHARS_MAX = 32_768
 EVALUATION_REASON_CHARS_MAX = 500
 #: The largest file that the answer of a task may replace.

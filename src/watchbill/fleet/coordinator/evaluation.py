@@ -4,6 +4,8 @@ A task with `evaluate` says what a good answer is. Its answer is scored from 1 t
 task on a slip of its own. Below 3 the attempt has failed, and the next one is told why. The score stands in no journal:
 until the attempt is accepted or has failed its token stays out, and a successor asks again.
 
+A question that was lost with its agent is asked again, and so is one that failed, a few times.
+
 An answer that cannot be judged is accepted: at once where the coordinator has no model, after a while where its agent
 does not answer. Its entry, `plan status` and the summary say that it has no score.
 """
@@ -24,10 +26,12 @@ from watchbill.fleet.state.shared_paths import text_of
 from watchbill.names import file_stem
 from watchbill.plans.task import TaskClass, TaskType
 
-__all__ = ["Evaluations", "Examination", "Scored", "is_evaluated"]
+__all__ = ["Evaluations", "Examination", "Judged", "Scored", "is_evaluated"]
 
 _LOG = Part.COORDINATOR.logger
 _LEAST_SCORE = 3
+#: The model has said nothing: its agent died, was stopped, or could not work.
+_LOST = frozenset({End.LOST, End.UNSTARTED, End.UNREADABLE, End.SOFT_STOP, End.DISK_FULL})
 _SCHEMA = {
     "type": "object", "required": ["score", "reason"],
     "properties": {"score": {"type": "integer", "minimum": 1, "maximum": 5}, "reason": {"type": "string"}},
@@ -68,27 +72,26 @@ class Scored(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class _Judged:
+class Judged:
     """An answer that waits for its score."""
 
     result: Result
     until_ms: int
+    failures: int = 0  # questions about it to which there was no score
 
 
 class Evaluations:
     """The answers that a coordinator has judged now."""
 
     def __init__(self) -> None:
-        self._judged: dict[str, _Judged] = {}  # slip of the examination -> the answer
+        self._judged: dict[str, Judged] = {}  # slip of the examination -> the answer
         self._numbers = 0
 
     def is_under_way(self, name: str) -> bool:
         """Whether the answer of the task with this slip waits for its score."""
         return any(each.result.name == name for each in self._judged.values())
 
-    def examine(
-        self, ledger: Ledger, task: str, result: Result, answer: bytes, *, epoch: int, now_ms: int
-    ) -> Examination:
+    def examine(self, ledger: Ledger, task: str, judged: Judged, answer: bytes, *, epoch: int) -> Examination:
         """Have an answer judged."""
         self._numbers += 1
         work, attempt = ledger.spec(task).work, ledger.state(task).attempt
@@ -104,7 +107,7 @@ class Evaluations:
             TaskClass.LLM,
             schema=json.dumps(_SCHEMA),
             prompt=f"file:{{BATCH_PATH}}/{folder}/evaluation.txt",
-            is_private=result.is_private,
+            is_private=judged.result.is_private,
         )
         headline = Headline(ledger.priority, self._numbers, TaskClass.LLM, 0, attempt, places.BRAIN)
         # The epoch is in the name: the score of a former coordinator's question is none of this one's.
@@ -112,14 +115,26 @@ class Evaluations:
             headline, model="", batch=ledger.batch, task=f"{task}.evaluation-{epoch}-{self._numbers}"
         )
         slip = Slip(f"{task}.evaluation", ledger.batch, ledger.plan, attempt, epoch, 0, (), {}, (), asked)
-        self._judged[name] = _Judged(result, now_ms + limits.EVALUATION_MS_MAX)
+        self._judged[name] = judged
         path = f"{places.batch_folder(ledger.plan, ledger.batch)}/{folder}/evaluation.txt"
         return Examination(name, slip, path, prompt.encode("utf-8", "replace"))
 
-    def hear(self, result: Result) -> Scored | None:
-        """The result of the task that an examination was about, as its score makes it; None for any other result."""
+    def hear(self, result: Result) -> Scored | Judged | None:
+        """The result of the task that an examination was about, as its score makes it; None for any other result.
+
+        An answer that is to be judged once more comes back as it is.
+        """
         judged = self._judged.pop(result.name, None)
-        return None if judged is None else _scored(judged.result, result)
+        if judged is None or result.end in _LOST:
+            return judged
+        scored = _scored(judged.result, result)
+        if scored.has_score or result.end is End.ABORTED or judged.failures + 1 >= limits.EVALUATIONS_MAX:
+            return scored
+        return replace(judged, failures=judged.failures + 1)
+
+    def lose(self, name: str) -> Judged | None:
+        """The answer that an examination was about which is lost with its agent."""
+        return self._judged.pop(name, None)
 
     def overdue(self, now_ms: int) -> dict[str, Result]:
         """The answers that were not judged in time, by the slips of their examinations: they are accepted."""

@@ -16,7 +16,7 @@ from watchbill.files.atomic import NotAFile
 from watchbill.fleet import limits
 from watchbill.fleet.coordinator.active import ActiveBatches
 from watchbill.fleet.coordinator.acts import Acts
-from watchbill.fleet.coordinator.evaluation import Evaluations, Scored, is_evaluated
+from watchbill.fleet.coordinator.evaluation import Evaluations, Judged, Scored, is_evaluated
 from watchbill.fleet.coordinator.holding import Holding
 from watchbill.fleet.coordinator.publication import answer_path, make_draft, publication_of, publish
 from watchbill.fleet.coordinator.samples import has_sample, keep_sample
@@ -67,10 +67,13 @@ class Judging:
 
     def hear(self, result: Result, crowd: Crowd, now_ms: int) -> bool:
         """Judge a result, now or when its files or its score are there; False where its token does not count."""
-        scored = self._evaluations.hear(result)
-        if scored is not None:
+        heard = self._evaluations.hear(result)
+        if heard is not None:
             self._acts.put_away(result.name, places.EXPIRED, result.agent)
-            self._judge_scored(scored, crowd, now_ms)
+            if isinstance(heard, Scored):
+                self._judge_scored(heard, crowd, now_ms)
+            else:
+                self._ask_again(heard, crowd, now_ms)
             return True
         offer = self._active.offer_of(result.name)
         if offer is None:
@@ -88,6 +91,12 @@ class Judging:
     def is_evaluating(self, name: str) -> bool:
         """Whether the answer under this token waits for its score."""
         return self._evaluations.is_under_way(name)
+
+    def lose(self, name: str, crowd: Crowd, now_ms: int) -> None:
+        """Have an answer scored by another question where this slip was one, and its agent died with it."""
+        judged = self._evaluations.lose(name)
+        if judged is not None:
+            self._ask_again(judged, crowd, now_ms)
 
     def look_again(self, crowd: Crowd, now_ms: int) -> None:
         """Judge what waited for its files: caches of a network mount may show them late."""
@@ -139,14 +148,25 @@ class Judging:
         """Have an answer scored first, where the plan wants that and there is a model for it."""
         if result.end is not End.DONE or not is_evaluated(ledger, task) or not crowd.has_judge:
             self._judge(ledger, task, result, crowd, now_ms)
+        else:
+            self._ask(ledger, task, Judged(result, now_ms + limits.EVALUATION_MS_MAX))
+
+    def _ask_again(self, judged: Judged, crowd: Crowd, now_ms: int) -> None:
+        offer = self._active.offer_of(judged.result.name)
+        if offer is None:
             return
+        if crowd.has_judge:
+            self._ask(*offer, judged)
+        else:
+            self._judge(*offer, judged.result, crowd, now_ms)
+
+    def _ask(self, ledger: Ledger, task: str, judged: Judged) -> None:
+        """Put the question about an answer to the coordinator's model."""
         try:
             answer = self._disk.read(answer_path(ledger, task), limits.ANSWER_CHARS_MAX * 4)
         except NotAFile:
             answer = b""  # something else than a file lies there: a low score
-        asked = self._evaluations.examine(
-            ledger, task, result, answer, epoch=self._active.epoch, now_ms=now_ms
-        )
+        asked = self._evaluations.examine(ledger, task, judged, answer, epoch=self._active.epoch)
         self._acts.later(lambda: self._disk.put(asked.path, asked.prompt))
         self._acts.later(lambda: self._board.publish(asked.name, asked.slip))
 

@@ -392,6 +392,7 @@ class Coordinator:
         offer = self._active.offer_of(name)
         if offer is None:  # over, or accepted in this turn
             self._acts.put_away(name, self._resting_place(name), holder)
+            self._judging.lose(name, self._crowd, now_ms)
             return
         ledger, task = offer
         self._active.decide(ledger.batch, Revoke(task, ledger.state(task).attempt, cause, holder), now_ms)
