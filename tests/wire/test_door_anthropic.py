@@ -108,6 +108,23 @@ async def test_the_anthropic_client_lists_models() -> None:
         assert (one.type, one.display_name, one.created_at.year >= 2024) == ("model", listed[0].id, True)
 
 
+async def test_what_else_anthropics_client_asks_for_is_refused_in_its_own_shape() -> None:
+    """LANE-01: at addresses that OpenAI's clients have as well, and at those that nobody serves."""
+    server = Server(keys=(ApiKey("user", "sesame"),))
+    async with open_gateway(server=server) as opened:
+        for key, ask, kind in (
+            ("sesame", lambda client: client.models.retrieve("none"), "not_found_error"),
+            ("sesame", lambda client: client.get("/v1/nowhere", cast_to=object), "not_found_error"),
+            ("wrong", lambda client: client.models.list(), "authentication_error"),
+        ):
+            async with anthropic.AsyncAnthropic(base_url=opened.url, api_key=key, max_retries=0) as client:
+                with pytest.raises(anthropic.APIStatusError) as refused:
+                    await ask(client)
+            body: Any = refused.value.body
+            assert (body["type"], body["error"]["type"]) == ("error", kind)
+            assert refused.value.request_id
+
+
 async def test_no_engine_is_asked_in_its_own_anthropic_words() -> None:
     """api.md: the answer is made here for every engine; an engine's own address leaves out blocks without a word."""
     async with served(HELLO) as (opened, client):

@@ -1,6 +1,7 @@
 """The answer to a request that failed, in the dialect of its address.
 
     /v1/messages...   Anthropic   {"type": "error", "error": {"type", "message"}}
+                                  (what else Anthropic's clients ask for, by their header, too)
     /api/..., /       Ollama      {"error": "a text"}; a full lane is 503; unknown addresses answer in plain text
     anything else     OpenAI      (LM Studio's /api/v0/..., too)
                                   {"error": {"message", "type", "param", "code"}}
@@ -14,6 +15,7 @@ from collections.abc import Mapping
 from watchbill.errors import TheirsError
 from watchbill.gateway.answers import as_response
 from watchbill.gateway.dialects.anthropic.errors import error_response as anthropic_error
+from watchbill.gateway.dialects.anthropic.models import is_anthropic
 from watchbill.gateway.dialects.ollama.response import error_response as ollama_error
 from watchbill.gateway.http.messages import Response
 from watchbill.gateway.request_context import RequestContext
@@ -32,6 +34,6 @@ def refusal(
         path = "/" + path.removeprefix("/lane/").partition("/")[2]
     if path == "/" or (path.startswith("/api/") and not path.startswith("/api/v0/")):
         return ollama_error(error, lines)
-    if path == "/v1/messages" or path.startswith("/v1/messages/"):
+    if path == "/v1/messages" or path.startswith("/v1/messages/") or is_anthropic(context):
         return anthropic_error(error, context, beside)
     return as_response(error, lines, beside)
