@@ -45,6 +45,30 @@ def test_a_term_lets_the_running_finish_and_sends_the_waiting_away(place: Place)
     assert not (place.root / "run" / "daemon.json").exists()
 
 
+@pytest.mark.parametrize("lane", ["default", "usual", "idle"])
+def test_a_term_lets_whole_answers_of_every_class_finish(place: Place, lane: str) -> None:
+    """design 9, RES-12: an answer that is not streamed had sent no byte, so it was refused in the middle, unless its
+    class was interactive. It has sentences, at whose ends it would make way for others."""
+    place.config.write_text(
+        scripted("talker", 'service = "3s", tokens = 30, text = "One two. Three four."', "concurrency = 2")
+        + '[lanes.usual]\nclass = "normal"\n[lanes.idle]\nclass = "background"\n'
+    )
+    daemon = place.up()
+    with ThreadPoolExecutor(2) as callers:
+        whole = callers.submit(daemon.chat, "talker", 30, lane=lane)
+        body = {"model": "talker", "max_tokens": 30, "messages": [{"role": "user", "content": "Hi"}]}
+        streamed = callers.submit(
+            daemon.ask, "/v1/chat/completions", body | {"stream": True}, headers={"X-Watchbill-Lane": lane}
+        )
+        wait_until(lambda: daemon.model("talker")["in_flight"] == 2)
+        daemon.signal(signal.SIGTERM)
+        status, _, answer = whole.result(30)
+        assert status == 200, answer
+        assert len(answer["choices"][0]["message"]["content"].split()) == 30
+        assert streamed.result(30)[2].endswith(b"[DONE]\n\n")
+    assert daemon.wait() == 0
+
+
 @pytest.mark.parametrize(
     ("numbers", "code"),
     [((signal.SIGTERM, signal.SIGTERM), 0), ((signal.SIGINT, signal.SIGINT), 130)],

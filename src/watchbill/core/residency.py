@@ -257,8 +257,11 @@ class Residency:
 
         A model that was removed from the config, or renamed, does not come back for it. Its patience may be too short
         for another wait. For the turn of another model, finishing takes less time than a swap: sent back, it would wait
-        for its model's next turn, perhaps in vain, and four of them would bring the model back for one answer.
+        for its model's next turn, perhaps in vain, and four of them would bring the model back for one answer. At a
+        shutdown, what goes back is refused; only another machine asks again.
         """
+        if self._state.is_closing:
+            return running.request.lease is None
         if self._state.missing_of(running.request) is not None:
             return True
         if plan is not None and not running.is_patient:

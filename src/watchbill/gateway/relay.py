@@ -435,7 +435,7 @@ class Relay(AbstractContextManager["Relay", None]):
     def _check_lease(self) -> None:
         """A peer that does not know the lease has ended, or is about to: as one that is away, it has failed no request.
         The request goes back, and a new lease is asked for."""
-        if self._start is not None and self._start.tier is Tier.PEER:
+        if self._is_at_peer:
             raise UpstreamFailed(FailureKind.CONNECT, "the peer does not know the lease any more")
 
     def _asks_again(self, call: Call, status: int) -> bool:
@@ -610,12 +610,19 @@ class Relay(AbstractContextManager["Relay", None]):
 
     def _on_cut(self) -> None:
         if self.ticket.cut is CutKind.BOUNDARY:
+            if self.ticket.driver.is_closing and not self._goes_on_later:
+                return
             if self.resume is not None:
                 self.resume.wind_up()
                 asyncio.get_running_loop().call_later(RESUME_WAIT_MS / 1000, self._stop_here, self._call)
             return  # it goes on to a boundary, at the latest the answer's end
         if self._call is not None:
             self._call.abort()
+
+    @property
+    def _goes_on_later(self) -> bool:
+        """Whether what is left of the answer may be given after this daemon's end: no client of it waits for that."""
+        return self.context.is_detached or self.ticket.request.lease is not None
 
     def _stop_here(self, call: Call | None) -> None:
         """No boundary came: its engine is slow, or hangs. An answer that can be continued stops where it is."""
@@ -663,8 +670,15 @@ class Relay(AbstractContextManager["Relay", None]):
     def _is_repeatable(self, error: EngineFailed) -> bool:
         """Whether the engine is gone, as the scheduler or the broken connection says."""
         cut = self.ticket.cut
-        is_broken = isinstance(error, UpstreamFailed) and error.kind in _REPEATABLE
+        is_broken = isinstance(error, UpstreamFailed) and (
+            error.kind in _REPEATABLE or (error.kind is FailureKind.TIMEOUT and self._is_at_peer)
+        )
         return cut is CutKind.ENGINE_FAILED or (cut is None and is_broken)
+
+    @property
+    def _is_at_peer(self) -> bool:
+        """Whether a peer has the request: one that works on it gives signs of life, so one that is silent is away."""
+        return self._start is not None and self._start.tier is Tier.PEER
 
     def _is_away(self, error: UpstreamFailed) -> bool:
         """Whether another machine was not there to be asked: the request waits for it, or for another site."""

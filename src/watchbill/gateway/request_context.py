@@ -24,8 +24,8 @@ class RequestContext:
     """What is known about a request so far."""
 
     __slots__ = (
-        "_id", "asked", "began", "capture", "cors", "cost", "fallback", "gathered", "given", "held", "key", "lane",
-        "lifted", "metered", "model", "request", "start", "ticket",
+        "_id", "asked", "began", "capture", "cors", "cost", "fallback", "gathered", "given", "held", "is_detached",
+        "key", "lane", "lifted", "metered", "model", "request", "start", "ticket",
     )  # fmt: skip
 
     def __init__(self, request: Request, began: float) -> None:
@@ -47,6 +47,7 @@ class RequestContext:
         self.held = 0  # bytes of its body that count as held
         self.gathered = 0  # bytes of its answer that were put together here, in many small pieces
         self.metered: MeteredRequest | None = None  # of a key that has bounds
+        self.is_detached = False  # no client waits for its answer: the next daemon may give it
 
     @property
     def id(self) -> str:
@@ -71,7 +72,7 @@ class RequestContext:
         """A context for work that goes on after this request was answered: what is held and counted goes over to it."""
         work = RequestContext(self.request, self.began)
         work.key, work.asked, work.lifted = self.key, self.asked, self.lifted
-        work.held, work.metered = self.held, self.metered
+        work.held, work.metered, work.is_detached = self.held, self.metered, True
         self.held, self.metered = 0, None
         return work
 

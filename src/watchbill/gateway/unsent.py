@@ -16,7 +16,9 @@ def unsent(url: str, body: bytes, headers: Mapping[str, str]) -> RequestContext:
     """The context of a request with this body. Nothing can be written to its client."""
     request = Request(_NoClient(), "POST", url, "1.1", dict(headers), False)
     request.pieces, request.is_whole = [body], True
-    return RequestContext(request, asyncio.get_running_loop().time())
+    context = RequestContext(request, asyncio.get_running_loop().time())
+    context.is_detached = True
+    return context
 
 
 def key_of(services: Services, owner: str, what: str) -> ApiKey | None:
@@ -38,6 +40,9 @@ class _NoClient:
     @property
     def remote(self) -> str:
         return "batch"
+
+    def has_left(self) -> bool:
+        return False
 
     async def wait_for_body(self, request: Request, /) -> None:
         raise AssertionError("the body of an unsent request is whole")

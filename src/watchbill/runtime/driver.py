@@ -239,6 +239,11 @@ class Driver:
         """Begins the shutdown: waiting requests are refused, running ones may finish."""
         self.feed(m.Closing())
 
+    @property
+    def is_closing(self) -> bool:
+        """Whether the daemon shuts down."""
+        return self._core.state.is_closing
+
     def _observed(self, event: m.Observed) -> None:
         learned = self._parts.learned
         for name, reading in event.models.items():

@@ -129,6 +129,11 @@ class Driver(Protocol):
         """Tells the core that a ticket has ended, and counts it. `served`: its service time is learned from."""
         ...
 
+    @property
+    def is_closing(self) -> bool:
+        """Whether the daemon shuts down."""
+        ...
+
     def can_forecast(self, id: str, /) -> bool:
         """Whether the start of a waiting request can be forecast now."""
         ...

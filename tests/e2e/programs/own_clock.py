@@ -1,6 +1,7 @@
 """Runs `watchbill` as on a machine with clocks of its own, and with shorter leases than in earnest.
 
-    python own_clock.py '{"wall_s": 420, "monotonic_s": 3600, "lease_ms": 3000, "renew_ms": 500, "quiet_ms": 1000}' up
+    python own_clock.py '{"wall_s": 420, "monotonic_s": 3600, "lease_ms": 3000, "renew_ms": 500, "quiet_ms": 1000,
+        "silence_ms": 2000}' up
 
 Both clocks are ahead of the kernel's by so much, for everything that this process asks Python.
 """
@@ -30,7 +31,7 @@ def main() -> None:
     from watchbill.engines import limits
 
     leases.LEASE_MS, leases.RENEW_MS, leases.QUIET_MS = told["lease_ms"], told["renew_ms"], told["quiet_ms"]
-    limits.LEASE_RENEW_MS = told["renew_ms"]
+    limits.LEASE_RENEW_MS, limits.UPSTREAM_SILENCE_MS = told["renew_ms"], told["silence_ms"]
     sys.argv = ["watchbill", *words]
 
     from watchbill.__main__ import main as watchbill

@@ -8,6 +8,8 @@ deadlines except that of a body, at no cost per request.
 
 import asyncio
 import logging
+import select
+import socket
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from typing import Protocol, cast
@@ -86,6 +88,15 @@ class ClientConnection(asyncio.Protocol):
                 str(cast("tuple[object, ...]", peer)[0]) if isinstance(peer, tuple) and peer else "-"
             )
         return self._remote
+
+    def has_left(self) -> bool:
+        """Whether the client has closed the connection, also where the event loop has not come to that yet."""
+        transport = self.transport
+        if transport is None or transport.is_closing():
+            return True
+        ends = select.poll()
+        ends.register(cast("socket.socket", transport.get_extra_info("socket")).fileno(), select.POLLRDHUP)
+        return bool(ends.poll(0))
 
     # ------------------------------------------------------------------ the socket's side
 

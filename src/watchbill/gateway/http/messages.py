@@ -46,6 +46,10 @@ class Line(Protocol):
         """The client's address."""
         ...
 
+    def has_left(self) -> bool:
+        """Whether the client has closed the connection, also where the event loop has not come to that yet."""
+        ...
+
     async def wait_for_body(self, request: "Request", /) -> None:
         """Waits for more of a request's body, or until no more can come."""
         ...
