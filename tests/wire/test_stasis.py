@@ -14,6 +14,7 @@ from support.eventually import eventually
 from support.open_gateway import CATALOG, HELLO, open_gateway
 from support.peer import Asked, EnginePeer, Talk, chat_events, sse, stream_of
 from support.responses import until
+from support.small_disk import free_up, leave_files, small_disks
 from watchbill.catalog import ApiKey, Server
 from watchbill.engines.base import Endpoint
 from watchbill.gateway.dialects.responses import api
@@ -246,3 +247,28 @@ async def test_a_disk_that_refuses_at_the_start_only_delays_what_was_left(
             closing.close()
             assert (await until(client, made.id, "completed")).output_text == "hello there"
     assert waiting(tmp_path) == 0
+
+
+async def test_what_only_a_log_holds_because_the_disk_is_full_is_waited_for(tmp_path: Path) -> None:
+    """RES-12, P1: the disk took the request into the log and not as a file. The next daemon found room for its own
+    folders and not for that file, took what it saw for all that there is, and the response was failed."""
+    with small_disks(tmp_path) as mount:
+        disk = mount("size=20M,nr_inodes=200")
+        root = disk / "root"
+        async with daemon(root) as (opened, client):
+            opened.engine.gate.clear()
+            first = await client.responses.create(model="a", input="hi", background=True)
+            leave_files(disk, 1)  # for its record
+            made = await client.responses.create(model="a", input="hi", background=True)
+            assert not any(made.id in file.read_text() for file in (root / "stasis").rglob("*~*.jsonl"))
+        for room in range(16):
+            free_up(disk)
+            leave_files(disk, room)
+            async with daemon(root, endless) as (_, client):
+                told = await client.responses.retrieve(made.id)
+                assert told.status in ("queued", "in_progress"), (room, told.error)
+        free_up(disk)
+        async with daemon(root) as (opened, client):
+            for id in (first.id, made.id):
+                await until(client, id, "completed")
+        assert waiting(root) == 0

@@ -27,6 +27,7 @@ from watchbill.spool.events import encode
 from watchbill.spool.faults import disk_fault
 from watchbill.spool.item import Item
 from watchbill.spool.limits import EVENT_BYTES_MAX
+from watchbill.spool.replay import unreplayed
 
 __all__ = ["Parked", "Stasis"]
 
@@ -132,12 +133,15 @@ class Stasis:
         """What an earlier daemon left, each once, with the longest text that was written down. Where the disk shows
         only a part of it, `is_read` stays false, and a later call finds the rest."""
         found: dict[str, Parked] = {}
+        hidden = 0  # events of which only a log knows: the disk has no room for their files
         with _logged("*"):
             if self._folder is not None and await asyncio.to_thread(self._folder.is_dir):
                 spool = await self._opened()
+                await spool.recover()
                 while (item := await spool.lease()) is not None:
                     await self._sort(item, found)
-            self.is_read = True
+                hidden = await asyncio.to_thread(unreplayed, spool.spool.layout)
+            self.is_read = not hidden
         return list(found.values())
 
     async def _sort(self, item: Item, found: dict[str, Parked]) -> None:
