@@ -36,24 +36,32 @@ class _First(NamedTuple):
     way_ms: float  # until its model could start it
 
 
+class _Kept(NamedTuple):
+    """A place that is kept for a request while its model comes into memory."""
+
+    id: str
+    since: int
+    way_ms: float  # how much longer the model needs
+
+
 class LimitedLanes:
     """The places of all limited lanes, in one round of starts after the other."""
 
     def __init__(self, state: State) -> None:
         self._state = state
         self._firsts: dict[str, list[_First]] = {}  # found in this round, until something starts
-        self._kept: dict[
-            str, tuple[str, int]
-        ] = {}  # lane -> the request that a place is kept for, and since when
+        self._kept: dict[str, _Kept] = {}  # lane -> the request that a place is kept for
 
     def begin(self) -> None:
         """Begins a round of starts: what was found in the last one may not be true any more."""
         self._firsts.clear()
 
     def started(self, request: Request) -> None:
-        """Notes that a request has taken a place of its lane."""
+        """Notes that a request has taken a place of its lane. One that is over in time has not passed anybody."""
         self._firsts.clear()
-        self._kept.pop(request.lane, None)
+        kept = self._kept.get(request.lane)
+        if kept and (request.id == kept.id or self._state.home[request.id].service.ms >= kept.way_ms):
+            del self._kept[request.lane]
 
     def has_room(self, lane: Lane | None) -> bool:
         """Whether one more of this lane may run."""
@@ -65,19 +73,30 @@ class LimitedLanes:
     def gives_way(self, request: Request, now: int) -> bool:
         """Whether a free place belongs to an earlier request of its lane."""
         own = self._state.home[request.id]
-        mine = own.line.rank(request.id, now + own.service.ms)
-        before = (f for f in self._firsts_of(request.lane, now) if f.line is not own and f.rank < mine)
-        return any(not f.way_ms or self._is_kept_for(f, request.lane, own.service.ms, now) for f in before)
+        return self._is_behind(own, own.line.rank(request.id, now + own.service.ms), request.lane, now)
+
+    def _is_behind(
+        self, own: Candidate, rank: tuple[float, object], lane: str, now: int, *, only_kept: bool = False
+    ) -> bool:
+        for first in self._firsts_of(lane, now):
+            if first.line is own or not first.rank < rank:
+                continue
+            if first.way_ms:
+                if self._is_kept_for(first, lane, own.service.ms, now):
+                    return True
+            # One that gives way itself keeps no later one, whose answer may be shorter.
+            elif not only_kept and not self._is_behind(first.line, first.rank, lane, now, only_kept=True):
+                return True
+        return False
 
     def _is_kept_for(self, first: _First, lane: str, answer_ms: float, now: int) -> bool:
         """Whether the place waits for a model on its way into memory, in place of an answer that takes so long."""
-        kept_for, since = self._kept.get(lane, ("", now))
-        if kept_for != first.id:
-            since = now
+        kept = self._kept.get(lane)
+        since = kept.since if kept and kept.id == first.id else now
         ends = since + answer_ms - first.way_ms
         if now >= ends:
             return False
-        self._kept[lane] = (first.id, since)
+        self._kept[lane] = _Kept(first.id, since, first.way_ms)
         self._state.wakes.append(math.ceil(ends))
         return True
 

@@ -40,7 +40,7 @@ class LimitedLanes:
 
     def __init__(self, world: Seen, say: Callable[[str, str], None]) -> None:
         self._world, self.say = world, say
-        self._kept: dict[str, tuple[str, float]] = {}  # lane -> for whom a place is kept, and since when
+        self._kept: dict[str, tuple[str, float]] = {}  # who gives way -> to whom, and since when
         #: Requests that start in this step, each with one before it in its lane that could start at that moment.
         self._passed: list[tuple[Caller, Caller]] = []
 
@@ -62,6 +62,7 @@ class LimitedLanes:
             if (
                 may_start(other)
                 and not models[other.served_by].in_use
+                and not self._kept_for(other)
                 and not self._is_hurried(started, other)
             ):
                 self._passed.append((started, other))
@@ -87,12 +88,14 @@ class LimitedLanes:
             lane = caller.request.lane
             if self._limit(lane) is None or self.is_full(lane) or not (first := self._kept_for(caller)):
                 continue
-            kept_for, since = before.get(lane, (first, self._world.now))
+            kept_for, since = before.get(caller.request.id, (first, self._world.now))
             since = since if kept_for == first else self._world.now
-            self._kept[lane] = (first, since)
+            self._kept[caller.request.id] = (first, since)
             answer_ms = self._world.core.state.models[caller.served_by].service.ms
             if self._world.now - since > KEPT_FACTOR * answer_ms + KEPT_SLACK_MS:
-                self.say("a place of a lane is kept for too long", f"{lane} for {first}")
+                self.say(
+                    "a place of a lane is kept for too long", f"{caller.request.id} gives way to {first}"
+                )
 
     def _kept_for(self, caller: Caller) -> str:
         """An earlier one of its lane whose model is not warm; empty if there is none."""
