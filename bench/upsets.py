@@ -106,7 +106,6 @@ class Edits:
 
     saved: int = 0
     taken_out: int = 0  # models, for a while
-    adopted: int = 0  # asked for by hand, and taken over
     refused: int = 0  # asked for by hand while the file was broken
     unexpected: list[str] = field(default_factory=list)
 
@@ -188,9 +187,7 @@ class Editor:
         status, body = _ask(self._port, "POST", "/wb/v1/config/reload")
         if broken and status != http.client.OK:
             self.edits.refused += 1
-        elif not broken and status == http.client.OK:
-            self.edits.adopted += 1
-        else:
+        elif broken or status != http.client.OK:
             self.edits.unexpected.append(f"{status}: {json.dumps(body)[:300]}")
 
 

@@ -10,6 +10,7 @@ import shlex
 import tomllib
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping
+from itertools import takewhile
 from typing import cast
 
 from watchbill import limits
@@ -51,6 +52,17 @@ _LONG_KEY = re.compile(
 )
 #: Texts and comments, which may hold marks of values that are none.
 _NO_VALUES = re.compile(rf"#[^\n]*+|{_LONG_QUOTED}|{_QUOTED}", re.DOTALL)
+#: A key with a value that is neither quoted nor a number, as people write who know YAML or Python.
+_BARE_VALUE = re.compile(
+    r"[ \t]*(?P<key>[\w.-]+)[ \t]*=[ \t]*(?P<value>[^\s\"'\[\]{}#=,][^\"'\[\]{}#=,]*?)[ \t]*(?:#.*)?"
+)
+_BARE_HEADER = re.compile(r"[ \t]*\[(?P<path>[^\[\]\"'#]+)\][ \t]*(?:#.*)?")
+_FIGURES = re.compile(r"[\d.,_+-]+")
+_TRUTHS = {"true": "true", "yes": "true", "on": "true", "false": "false", "no": "false", "off": "false"}
+#: Quotes of word processors.
+_CURLY_QUOTES = frozenset("\u2018\u2019\u201a\u201c\u201d\u201e")
+#: Longer lines get no hint of their own.
+_HINTED_CHARS_MAX = 200
 #: More digits than Python reads into an integer.
 _LONG_NUMBER = re.compile(r"[0-9_]{4301,}")
 
@@ -157,10 +169,47 @@ def _syntax_problem(message: str, text: str, origin: str) -> Problem:
         return Problem(origin, line, show_key(path), "is declared twice", "merge the two tables")
     if said == "Cannot overwrite a value":
         return Problem(origin, line, "", "sets a key that is already set", "keep one of them")
-    hint = "see https://toml.io"
     if origin.endswith((".yaml", ".yml")) or _YAML_MODELS.search(text):
         hint = f"a config of llama-swap becomes one with: watchbill config import llama-swap {shlex.quote(origin)}"
+    else:
+        lines = text.split("\n")
+        hint = _syntax_hint(said, lines[line - 1] if line <= len(lines) else "") or "see https://toml.io"
     return Problem(origin, line, "", f"is not TOML: {said[:1].lower()}{said[1:200]}", hint)
+
+
+def _syntax_hint(said: str, line: str) -> str | None:
+    """What to write instead, for the slips that are commonest; None for the others."""
+    line = line.removesuffix("\r")
+    if len(line) > _HINTED_CHARS_MAX:
+        return None
+    if not _CURLY_QUOTES.isdisjoint(line):
+        return 'write plain quotes: "'
+    if said.startswith("Illegal character '\\n'"):
+        return "a quote is missing on this line"
+    if said.startswith("Unescaped '\\'"):
+        return "put a text with backslashes into single quotes"
+    if header := _BARE_HEADER.fullmatch(line):
+        return _quoted_header(header["path"])
+    if assigned := _BARE_VALUE.fullmatch(line):
+        return _quoted_value(assigned["key"], assigned["value"])
+    return None
+
+
+def _quoted_header(path: str) -> str | None:
+    """The header with quotes around its name. Dots after the first character that needs quotes belong to the name."""
+    parts = path.strip().split(".")
+    bare = list(takewhile(_BARE_KEY.fullmatch, parts))
+    if not bare or len(bare) == len(parts):
+        return None
+    return f"write [{'.'.join(bare)}.{spell_value('.'.join(parts[len(bare) :]))}]"
+
+
+def _quoted_value(key: str, value: str) -> str | None:
+    if truth := _TRUTHS.get(value.lower()):
+        return f"write {key} = {truth}"
+    if value in ("None", "null"):
+        return "leave the key out, for its default"
+    return None if _FIGURES.fullmatch(value) else f"write {key} = {spell_value(value)}"
 
 
 # ------------------------------------------------------------------ lines of keys

@@ -17,7 +17,7 @@ from support.eventually import wait_until
 from watchbill.engines import llama_server
 from watchbill.processes.device_lock import locks_folder
 
-MB, GB = 10**6, 10**9
+GB = 10**9
 
 
 def card(temperature: int) -> str:

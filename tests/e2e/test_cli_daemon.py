@@ -74,6 +74,7 @@ def test_a_detached_daemon_is_ready_when_the_command_returns(place: Place) -> No
     second = place.run("up", "--detach", "--port", "0")
     assert second.returncode == 2
     assert url in second.stderr and str(record["pid"]) in second.stderr
+    assert "belongs to" not in place.run("logs").stdout, "the log is that of the first"
 
     assert place.run("down").returncode == 0
     assert not (place.root / "run" / "daemon.json").exists()

@@ -95,7 +95,8 @@ def test_a_claim_that_nobody_holds_ends_by_hand_or_by_its_time(place: Place) -> 
     """RES-14: no claim lasts for ever, and a caller who does not wait for the device has claimed nothing."""
     place.config.write_text(CONFIG + scripted("slow", 'service = "30s"'))
     daemon = place.up()
-    assert place.run("maintenance", "start", "--for", "disks").returncode == 0
+    started = place.run("maintenance", "start", "--for", "disks")
+    assert started.stdout == "ram is empty and lent to you; give it back with: watchbill maintenance end\n"
     assert 0 < daemon.status()["maintenance"]["ram"]["ends_ms"] <= 8 * 3_600_000
     assert place.run("maintenance", "end").stdout == "ram is back in service\n"
     assert daemon.ask("/wb/v1/maintenance?device=ram", method="DELETE")[0] == 400

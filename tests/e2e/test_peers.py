@@ -66,10 +66,28 @@ def is_answering(daemon: Daemon) -> bool:
     )
 
 
+def has_leased(daemon: Daemon) -> bool:
+    """Whether a request under a lease is there."""
+    listed = json.loads(daemon.ask("/wb/v1/requests")[2])["requests"]
+    return any(each["class"] == "leased" for each in listed)
+
+
 def answer(daemon: Daemon) -> str:
     status, headers, body = daemon.ask("/v1/chat/completions", ASKED, seconds=90)
     assert (status, headers["x-watchbill-tier"]) == (200, "peer"), body
     return json.loads(body)["choices"][0]["message"]["content"]
+
+
+def lend(machines: tuple[Machine, Machine], script: str) -> tuple[Daemon, Daemon]:
+    """The lender of a model with this script, and the daemon that borrows it."""
+    rig, home = machines
+    rig.config.write_text(
+        scripted("big", f"touch = false, {script}") + f'[peers.home]\ntheir_key = "{KEY}"\n'
+    )
+    lender = rig.start()
+    peer = f'[peers.rig]\nurl = "{lender.url}"\nkey = "{KEY}"\nmodels = ["big"]\n'
+    home.config.write_text(scripted("small", "") + peer)
+    return lender, home.start()
 
 
 def test_two_daemons_whose_clocks_are_apart_outlive_a_kill_of_either(
@@ -78,13 +96,7 @@ def test_two_daemons_whose_clocks_are_apart_outlive_a_kill_of_either(
     """RES-23, R36: a lease lasts by each side's own clock. The lender is killed in the middle of an answer, comes back,
     and the answer is continued; the asking side is killed, its lease is swept, and it is served again."""
     rig, home = machines
-    big = f'touch = false, service = "2s", tokens = {TOKENS}, text = "{TEXT}"'
-    rig.config.write_text(scripted("big", big) + f'[peers.home]\ntheir_key = "{KEY}"\n')
-    lender = rig.start()
-    home.config.write_text(
-        scripted("small", "") + f'[peers.rig]\nurl = "{lender.url}"\nkey = "{KEY}"\nmodels = ["big"]\n'
-    )
-    asking = home.start()
+    lender, asking = lend(machines, f'service = "2s", tokens = {TOKENS}, text = "{TEXT}"')
     with ThreadPoolExecutor(2) as callers:
         straight = answer(asking)
         assert len(straight.split()) == TOKENS
@@ -102,9 +114,7 @@ def test_two_daemons_whose_clocks_are_apart_outlive_a_kill_of_either(
         with pytest.raises((ConnectionError, HTTPException)):  # its caller's connection is gone
             going.result(90)
         wait_until(lambda: not leases(lender))
-        assert not any(
-            each["class"] == "leased" for each in json.loads(lender.ask("/wb/v1/requests")[2])["requests"]
-        )
+        assert not has_leased(lender)
         asking = home.start()
         assert answer(asking) == straight
     ends = [event["reason"] for event in rig.events("lease_end")]
@@ -118,14 +128,8 @@ def test_a_request_that_waits_at_a_lender_outlives_its_orderly_ends(
 ) -> None:
     """RES-23, P1: its model was still loading there, two times. An orderly end is no failure of the request: it waits
     for the next lease, as it does after a kill."""
-    rig, home = machines
-    big = f'touch = false, load = "2s", tokens = {TOKENS}, text = "{TEXT}"'
-    rig.config.write_text(scripted("big", big) + f'[peers.home]\ntheir_key = "{KEY}"\n')
-    lender = rig.start()
-    home.config.write_text(
-        scripted("small", "") + f'[peers.rig]\nurl = "{lender.url}"\nkey = "{KEY}"\nmodels = ["big"]\n'
-    )
-    asking = home.start()
+    rig, _ = machines
+    lender, asking = lend(machines, f'load = "2s", tokens = {TOKENS}, text = "{TEXT}"')
     with ThreadPoolExecutor(1) as callers:
         going = callers.submit(answer, asking)
         for _ in range(2):
@@ -135,24 +139,6 @@ def test_a_request_that_waits_at_a_lender_outlives_its_orderly_ends(
         assert len(going.result(90).split()) == TOKENS
     for daemon in (asking, lender):
         assert daemon.stop() == 0
-
-
-def has_leased(daemon: Daemon) -> bool:
-    """Whether a request under a lease is there."""
-    listed = json.loads(daemon.ask("/wb/v1/requests")[2])["requests"]
-    return any(each["class"] == "leased" for each in listed)
-
-
-def lend(machines: tuple[Machine, Machine], script: str) -> tuple[Daemon, Daemon]:
-    """The lender of a model with this script, and the daemon that borrows it."""
-    rig, home = machines
-    rig.config.write_text(
-        scripted("big", f"touch = false, {script}") + f'[peers.home]\ntheir_key = "{KEY}"\n'
-    )
-    lender = rig.start()
-    peer = f'[peers.rig]\nurl = "{lender.url}"\nkey = "{KEY}"\nmodels = ["big"]\n'
-    home.config.write_text(scripted("small", "") + peer)
-    return lender, home.start()
 
 
 def test_answers_at_a_lender_that_is_stopped_for_long_are_continued(

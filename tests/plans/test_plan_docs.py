@@ -116,6 +116,19 @@ def test_check_shows_the_defaults_it_has_read(tmp_path: Path) -> None:
     assert told.stdout.endswith("plan.md is right: 10 tasks, 7 inputs\n")
 
 
+def test_check_counts_the_errors_and_notes_that_it_does_not_list(tmp_path: Path) -> None:
+    """PLAN-03, R53: a plan with hundreds of notes showed the first hundred and nothing of the others."""
+    tasks = "".join(f"### t{each}\n- command: ls\n- llm_min_tier: 2\n" for each in range(130))
+    write_plan(tmp_path / "many", tasks)
+    told = watchbill("plan", "check", "many", folder=tmp_path)
+    assert (told.returncode, told.stderr.count("is noted, not acted on")) == (0, 100)
+    assert re.search(r"plan\.md: \d+ more notes\n", told.stderr)
+    write_plan(tmp_path / "wrong", tasks.replace("command", "comand"))
+    told = watchbill("plan", "check", "wrong", folder=tmp_path)
+    assert told.returncode == 2
+    assert re.search(r"plan\.md: \d+ more errors\n$", told.stderr)
+
+
 def test_graph_draws_a_right_plan_and_refuses_a_wrong_one(tmp_path: Path) -> None:
     """PLAN-03"""
     drawn = watchbill("plan", "graph", str(CORPUS), folder=tmp_path)

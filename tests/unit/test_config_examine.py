@@ -123,6 +123,8 @@ def test_a_config_without_models_is_named() -> None:
          "3: models.a.memory: 1GB is much less than the 4 GB that its file predicts; "
          "leave the key out to have it predicted and measured"),
         (model("a", 'group = "g"'), "3: models.a.group: is the only model of the group g"),
+        ('[models.a]\nengine = "process"\nmemory = "4GB"\ncommand = "serve --port $PORT"\n',
+         "4: models.a.command: $PORT is not filled in: no shell reads this line; write ${PORT}"),
         (model("a") + '[server.keys.me]\nkey = "short"',
          "5: server.keys.me.key: is short enough to be guessed; use 16 characters or more"),
         (model("a") + '[server.keys.me]\nkey = "0123456789abcdef"',
@@ -133,6 +135,18 @@ def test_what_is_worth_a_look_is_said_without_failing(text: str, line: str) -> N
     found = findings(text, a=ModelFacts(predicted=Bytes(4 * GB)), is_public="0123" in text)
     assert said(found, grave=False) == [line]
     assert said(found, grave=True) == []
+
+
+def test_a_port_that_a_shell_or_the_program_itself_reads_is_right() -> None:
+    """The port is also in the environment."""
+    for command in (
+        "sh -c 'exec serve --port $PORT'",
+        "/bin/bash -c 'serve $PORT'",
+        "./serve.sh",
+        "serve ${PORT}",
+    ):
+        text = f'[models.a]\nengine = "process"\nmemory = "4GB"\ncommand = "{command}"\n'
+        assert findings(text, a=ModelFacts()) == []
 
 
 def test_a_key_from_the_environment_is_safe_in_a_public_file() -> None:

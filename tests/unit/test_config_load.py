@@ -396,7 +396,22 @@ def test_paths_are_relative_to_the_file_not_to_where_one_stands(
     [
         (b"[server\nport = 1", "w.toml:1: is not TOML: expected ']' at the end of a table declaration; see https://toml.io"),
         (b"a = 1\nb = \nc = 3", "w.toml:2: is not TOML: invalid value; see https://toml.io"),
-        (b'a = 1\nb = "open\n', "w.toml:2: is not TOML: illegal character '\\n'; see https://toml.io"),
+        (b'a = 1\nb = "open\n', "w.toml:2: is not TOML: illegal character '\\n'; a quote is missing on this line"),
+        (b"a = 1\r\nmemory = 4.6GB  # in all\r\n", "w.toml:2: is not TOML: expected newline or end of document after a "
+         'statement; write memory = "4.6GB"'),
+        (b"engine = llamacpp\n", 'w.toml:1: is not TOML: invalid value; write engine = "llamacpp"'),
+        (b"permanent = True\n", "w.toml:1: is not TOML: invalid value; write permanent = true"),
+        (b"idle = null\n", "w.toml:1: is not TOML: invalid value; leave the key out, for its default"),
+        ("engine = \u201cllamacpp\u201d\n".encode(), 'w.toml:1: is not TOML: invalid value; write plain quotes: "'),
+        (b'source = "C:\\x\\m.gguf"\n', "w.toml:1: is not TOML: unescaped '\\' in a string; "
+         "put a text with backslashes into single quotes"),
+        (b"[devices.gpu:0]\n", "w.toml:1: is not TOML: expected ']' at the end of a table declaration; "
+         'write [devices."gpu:0"]'),
+        (b"[models.meta/llama-3.1]\n", "w.toml:1: is not TOML: expected ']' at the end of a table declaration; "
+         'write [models."meta/llama-3.1"]'),
+        (b"port = 012\n", "w.toml:1: is not TOML: expected newline or end of document after a statement; "
+         "see https://toml.io"),
+        (b"a = " + b"x" * 1_000, "w.toml:1: is not TOML: invalid value; see https://toml.io"),
         (b'a = """open\n\n', "w.toml:2: is not TOML: unterminated string; see https://toml.io"),
         (b"models:\n  a:\n    cmd: serve\n", "w.toml:1: is not TOML: expected '=' after a key in a key/value pair; "
          "a config of llama-swap becomes one with: watchbill config import llama-swap w.toml"),

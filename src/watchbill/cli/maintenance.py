@@ -87,7 +87,7 @@ def start(
     if json:
         session.terminal.show_json(content)
     else:
-        session.terminal.show(_said(content) + _how_to_end(content))
+        session.terminal.show(f"{_said(content)}; {_how_to_end(device, _loan(content))}")
     return 0
 
 
@@ -177,9 +177,9 @@ def _loan(content: bytes) -> str | None:
     return id if isinstance(id, str) else None
 
 
-def _how_to_end(content: bytes) -> str:
-    loan = _loan(content)
-    return "" if loan is None else f"; give it back with: watchbill maintenance end --loan {loan}"
+def _how_to_end(device: str, loan: str | None) -> str:
+    which = f" --loan {loan}" if loan is not None else "" if device == "ram" else f" --device {device}"
+    return f"give it back with: watchbill maintenance end{which}"
 
 
 def _said(content: bytes) -> str:

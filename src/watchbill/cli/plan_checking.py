@@ -116,6 +116,8 @@ def tell(
         return
     for finding in findings.notes:
         terminal.note(plain(_problem(file, finding)))
+    if findings.notes_unlisted:
+        terminal.note(plain(f"{file}: {findings.notes_unlisted:,} more notes"))
     for each in checked.plan.inputs:
         if each.default is not None and each.name not in is_set:
             terminal.note(

@@ -209,9 +209,13 @@ def _ask_to_leave(record: DaemonRecord) -> None:
 
 def _up_in_background(options: UpOptions, root: Root) -> int:
     from watchbill.processes.detach import spawn_detached
+    from watchbill.processes.root_lock import describe_holder, root_in_use
 
     terminal = Terminal(quiet=options.quiet)
     root.create()
+    running = root.read_daemon()
+    if running is not None and running.is_alive():  # a second one would say so in the log of the first
+        raise root_in_use(root.path, describe_holder(running.pid, running.url))
     log = root.daemon_log
     before = log.stat().st_size if log.exists() else 0
     pid = spawn_detached([sys.executable, "-m", "watchbill", *_arguments(options)], log)

@@ -5,6 +5,7 @@ that something the file asks for cannot happen; the others are worth a look. `up
 missing file must not keep the other models from serving.
 """
 
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -25,6 +26,8 @@ __all__ = ["Finding", "MachineFacts", "ModelFacts", "examine"]
 _KEY_CHARS_MIN = 16
 #: A declared size this far below the prediction is more likely a slip than knowledge.
 _DECLARED_SHARE_MIN = 0.7
+_PORT_VARIABLE = re.compile(r"\$PORT\b")
+_SHELL = re.compile(r"\s*(?:env\s+)?(?:\S*/)?(?:ba|da|k|z)?sh\s")
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +152,9 @@ def _notes(loaded: Loaded, facts: MachineFacts) -> Iterator[Problem]:
                 f"is more than the {seen.context} tokens that it was trained on, which is what requests get"
             )
             yield loaded.problem(("models", name, "context"), text, f"write context = {seen.context}")
+        if _PORT_VARIABLE.search(model.command or "") and not _SHELL.match(model.command or ""):
+            text = "$PORT is not filled in: no shell reads this line"
+            yield loaded.problem(("models", name, "command"), text, "write ${PORT}")
     for name, complaint in facts.silent.items():
         yield loaded.problem((*_table_of(loaded, name), "url"), complaint, "start it, or correct the address")
     yield from _lonely_groups(loaded, catalog)

@@ -15,7 +15,7 @@ from watchbill.errors import RootInUse
 from watchbill.limits import DAEMON_RECORD_BYTES_MAX
 from watchbill.root import command_for
 
-__all__ = ["RootLock"]
+__all__ = ["RootLock", "describe_holder", "root_in_use"]
 
 
 class RootLock:
@@ -33,14 +33,11 @@ class RootLock:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             root = self.path.parent.parent
-            holder = _describe(os.pread(descriptor, DAEMON_RECORD_BYTES_MAX, 0))
+            holder = _holder_in(os.pread(descriptor, DAEMON_RECORD_BYTES_MAX, 0))
             os.close(descriptor)
             if error.errno != errno.EWOULDBLOCK:
                 raise
-            raise RootInUse(
-                f"{root} belongs to {holder}; "
-                f"stop that one with: {command_for(root, 'down')}; or name another root with --root"
-            ) from None
+            raise root_in_use(root, holder) from None
         self._descriptor = descriptor
         self.publish(address)
 
@@ -66,11 +63,23 @@ class RootLock:
         self.release()
 
 
-def _describe(text: bytes) -> str:
+def root_in_use(root: Path, holder: str) -> RootInUse:
+    """The error of a second daemon on a root."""
+    return RootInUse(
+        f"{root} belongs to {holder}; "
+        f"stop that one with: {command_for(root, 'down')}; or name another root with --root"
+    )
+
+
+def describe_holder(pid: object, address: object) -> str:
+    """A daemon in words; without its address where that is not known yet."""
+    return f"the daemon with pid {pid}" + (f" at {address}" if address else "")
+
+
+def _holder_in(text: bytes) -> str:
     try:
         found = cast("object", json.loads(text))
     except ValueError:  # its holder has the lock but has not written yet
         return "a daemon that is just starting"
     fields = cast("dict[str, object]", found) if isinstance(found, dict) else {}
-    where = f" at {fields['address']}" if fields.get("address") else ""
-    return f"the daemon with pid {fields.get('pid')}{where}"
+    return describe_holder(fields.get("pid"), fields.get("address"))
