@@ -12,8 +12,9 @@ from dataclasses import replace
 import pytest
 
 from support.worlds import ModelOf, WorldOf
-from watchbill.catalog import Lane
+from watchbill.catalog import Lane, WorkClass
 from watchbill.core import messages as m
+from watchbill.core.stages import Stage
 from watchbill.simulate.world import Caller, Faults, World
 from watchbill.units import Millis
 
@@ -304,6 +305,43 @@ def test_a_request_whose_companion_is_out_of_reach_keeps_no_place_of_its_lane(
     world.run(60_000)
     assert (held.outcome, other.outcome) == ("wait_exceeded", "answered")
     assert other.started_at == other.request.arrived_at
+
+
+def test_what_waits_for_a_host_when_it_falls_silent_is_not_loaded_there(
+    world_of: WorldOf, model: ModelOf
+) -> None:
+    """RES-13: it was planned and waited for the bus; the load went to a host that could not be asked."""
+    hosted = replace(model("B", size_gb=4), engine="host")
+    world = world_of(model("A", size_gb=4), hosted, lanes={"chat": Lane("chat")}, load_ms=4_000)
+    world.arrive("A", 300, lane="chat")
+    waits = world.arrive("B", 300, lane="chat")
+    world.run(1_000)
+    world.hosts.fall_silent("host", 30_000, 0, 0)
+    world.run(20_000)
+    assert world.core.state.models["B"].stage is Stage.ABSENT
+    assert world.tally.loads_by_model == {"A": 1}
+    world.run(50_000)
+    assert waits.outcome == "answered"
+    assert not world.judge.broken
+
+
+def test_a_place_that_one_after_the_other_is_kept_for_goes_to_who_waits(
+    world_of: WorldOf, model: ModelOf
+) -> None:
+    """LANE-02, RES-11: two earlier ones, of which none was loaded, took turns in keeping it: it was kept for ever."""
+    lane = Lane("tasks", WorkClass.ROTATION, concurrency=1, max_wait_ms=Millis(300_000))
+    each = (model("A", 4, permanent=True), model("B", 8), model("C", 16))
+    world = world_of(*each, lanes={"tasks": lane, "chat": Lane("chat")}, load_ms=500)
+    world.engines["C"].model = replace(world.truth["C"], load_ms=20_000)
+    for name in "AAAC":
+        caller = world.arrive(name, 4_000, lane="chat")
+        while not caller.outcome:
+            world.run(world.now + 100)
+    world.arrive("B", 300, lane="tasks")
+    world.arrive("A", 300, lane="tasks", companions=("B",))
+    last = world.arrive("A", 300, lane="tasks")
+    world.run(world.now + 6_000)
+    assert last.started_at is not None
 
 
 @pytest.mark.parametrize("answer_ms", [5_000, 20_000])

@@ -9,7 +9,7 @@ from watchbill.core.reasons import Well
 from watchbill.core.stages import ModelStatus
 from watchbill.core.watchdog import STALL_RESET_PAUSE_MS, STALLED_MAX
 from watchbill.runtime.explain import explain
-from watchbill.simulate.callers import CallerState
+from watchbill.simulate.callers import CallerOutcome, CallerState
 from watchbill.simulate.fuzz import random_world
 from watchbill.simulate.world import Faults, World
 from watchbill.units import Millis
@@ -130,6 +130,24 @@ def test_an_answer_that_still_comes_is_not_cut_because_others_stopped(
         world.run(world.now + 1_000)
     world.run(world.now + 400_000)
     assert long.outcome == "answered" and not resets(world)
+
+
+def test_a_model_whose_answers_stop_does_not_await_one_that_may_take_an_hour(
+    world_of: WorldOf, model: ModelOf
+) -> None:
+    """RES-20: the work of a peer has an hour; it had stopped like all others, and meanwhile nobody was served."""
+    lanes = {**LANES, "work": Lane("work", WorkClass.LEASED, timeout_ms=Millis(3_600_000))}
+    world = warm(world_of(model("A", concurrency=2), lanes=lanes))
+    stall(world)
+    stopped = world.arrive("A", 20_000, lane="work")
+    ask_in_turn(world, STALLED_MAX + 1)
+    assert not resets(world), "it may still be well"
+    world.run(world.now + 700_000)
+    assert len(resets(world)) == 1
+    assert stopped.outcome != CallerOutcome.OPEN
+    ask_in_turn(world, 1)
+    assert [c.outcome for c in world.callers.values()][-1] == "answered"
+    assert not world.judge.broken
 
 
 def test_callers_who_leave_an_answer_that_stopped_count_like_a_time_limit(

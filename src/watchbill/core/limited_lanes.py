@@ -37,7 +37,7 @@ class _First(NamedTuple):
 
 
 class _Kept(NamedTuple):
-    """A place that is kept for a request while its model comes into memory."""
+    """A place that is kept, first for this request, while its model comes into memory."""
 
     id: str
     since: int
@@ -92,11 +92,12 @@ class LimitedLanes:
     def _is_kept_for(self, first: _First, lane: str, answer_ms: float, now: int) -> bool:
         """Whether the place waits for a model on its way into memory, in place of an answer that takes so long."""
         kept = self._kept.get(lane)
-        since = kept.since if kept and kept.id == first.id else now
-        ends = since + answer_ms - first.way_ms
+        if kept is None or kept.id not in self._state.home:
+            kept = _Kept(first.id, now, first.way_ms)
+        ends = kept.since + answer_ms - first.way_ms
         if now >= ends:
             return False
-        self._kept[lane] = _Kept(first.id, since, first.way_ms)
+        self._kept[lane] = kept._replace(way_ms=first.way_ms) if kept.id == first.id else kept
         self._state.wakes.append(math.ceil(ends))
         return True
 

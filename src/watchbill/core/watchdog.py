@@ -57,6 +57,10 @@ STALLED_MAX = 6
 #: A model that answered callers since it was reset for such answers is not reset for them again before this is over:
 #: one caller may send many requests that it cannot serve.
 STALL_RESET_PAUSE_MS = 600_000
+#: Before that it is waited for the good end of its running answers: each has this many times the usual time of an
+#: answer, and at least the second figure. Some may run for an hour, and nobody is served meanwhile.
+LONG_ANSWER_FACTOR = 10
+LONG_ANSWER_MS_MIN = 600_000
 #: Where memory is short a model may use this many times the memory that it needed before.
 QUOTA_FACTOR = 1.15
 #: Silence is measured against the rotation's interval and this.
@@ -94,7 +98,7 @@ class Watchdog:
                 found.append((model, over))
             elif self._is_stalling(model, now):
                 model.is_suspect = True  # running answers may be well: a good end settles it
-                if not model.running:
+                if not self._awaits_good_end(model, now):
                     model.stall_reset_at = now
                     found.append((model, Stalls(model.stalled)))
             elif (model.is_suspect or model.bad_answers >= BAD_ANSWERS_MAX) and (
@@ -108,6 +112,14 @@ class Watchdog:
         """Whether its answers stop in the middle, so many in a row that no simple question can outweigh them."""
         is_first = model.resets or now - model.stall_reset_at >= STALL_RESET_PAUSE_MS
         return model.stall_weight >= STALLED_MAX and bool(is_first)
+
+    def _awaits_good_end(self, model: ModelState, now: int) -> bool:
+        """Whether an answer runs that may still be well: one that takes far longer than usual has stopped, too."""
+        allowed_ms = max(LONG_ANSWER_MS_MIN, round(LONG_ANSWER_FACTOR * model.service.ms))
+        ends = max((running.since + allowed_ms for running in model.running.values()), default=now)
+        if now < ends:
+            self._state.wakes.append(ends)
+        return now < ends
 
     def _examine(self, model: ModelState, now: int) -> Unwell | None:
         """Has a model asked a simple question. Returns why it is not well, once that is known."""

@@ -27,6 +27,7 @@ from watchbill.core.messages import EvictAsked, Footprint, Knowledge
 from watchbill.core.reasons import Bar
 from watchbill.simulate.borrowers import schedule_loans
 from watchbill.simulate.engine import TrueModel
+from watchbill.simulate.hosts import schedule_silence
 from watchbill.simulate.reloads import schedule_reloads
 from watchbill.simulate.tenants import schedule_leases
 from watchbill.simulate.world import Faults, World
@@ -40,6 +41,8 @@ TRAFFIC_MS = 120_000
 #: How long the traffic of a contended world lasts: long enough for many turns.
 CONTENDED_MS = 900_000
 GB = 10**9
+#: The program that holds several models.
+HOST = "host"
 #: The companions of the next request for a model.
 Companions = Callable[[Model], tuple[str, ...]]
 
@@ -68,6 +71,7 @@ def random_world(
     limits = random.Random(f"limited lanes {seed}")
     models = _sleepers(random.Random(f"sleep {seed}"), _models(draw, devices))
     models = _with_priorities(random.Random(f"priorities {seed}"), models)
+    models = _hosted(random.Random(f"hosted {seed}"), models)
     lanes = {
         work_class.word: Lane(
             work_class.word,
@@ -83,6 +87,7 @@ def random_world(
     engines = {
         "scripted": EngineRules("scripted", "scripted"),
         "far": EngineRules("far", "remote", shared=True),
+        HOST: EngineRules(HOST, "ollama"),
     }
     sites = random.Random(f"sites {seed}")
     copies = _copies(sites, models)
@@ -104,13 +109,19 @@ def random_world(
         _traffic(draw, world, model, sets)
     if faults:
         _operator(draw, world, models)
-        schedule_reloads(random.Random(f"reload {seed}"), world, TROUBLE_MS)
-        _fill_disk(random.Random(f"disk {seed}"), world)
         _spend(sites, world, copies)
-        if loans:
-            schedule_loans(random.Random(f"loans {seed}"), world, world.borrowers, TROUBLE_MS)
-            schedule_leases(seed, world, world.tenants, TROUBLE_MS)
+        _trouble(seed, world, loans=loans)
     return world
+
+
+def _trouble(seed: int, world: World, *, loans: bool) -> None:
+    schedule_reloads(random.Random(f"reload {seed}"), world, TROUBLE_MS)
+    _fill_disk(random.Random(f"disk {seed}"), world)
+    if any(model.engine == HOST for model in world.catalog.models.values()):
+        schedule_silence(random.Random(f"silence {seed}"), world, world.hosts, HOST, TROUBLE_MS)
+    if loans:
+        schedule_loans(random.Random(f"loans {seed}"), world, world.borrowers, TROUBLE_MS)
+        schedule_leases(seed, world, world.tenants, TROUBLE_MS)
 
 
 def contended_world(seed: int, *, policy: str = "rate", alpha: float = 1.0, known: bool = True) -> World:
@@ -128,6 +139,7 @@ def contended_world(seed: int, *, policy: str = "rate", alpha: float = 1.0, know
         for i in range(draw.randint(2, 5))
     ]  # fmt: skip
     models = _with_priorities(random.Random(f"priorities {seed}"), models)
+    models = _hosted(random.Random(f"hosted {seed}"), models)
     lanes = {
         "person": Lane(
             "person", WorkClass.INTERACTIVE, max_wait_ms=Millis(draw.choice((30_000, 60_000, 120_000)))
@@ -220,6 +232,16 @@ def _models(draw: random.Random, devices: dict[str, Device]) -> list[Model]:
     if draw.random() < 0.2:
         models.append(Model("far", "far", devices=(), shared=True, concurrency=2))
     return models
+
+
+def _hosted(draw: random.Random, models: list[Model]) -> list[Model]:
+    """In every third world most models are held by one program, which is silent now and then where faults happen."""
+    if draw.random() < 0.67:
+        return models
+    return [
+        replace(model, engine=HOST) if model.engine == "scripted" and draw.random() < 0.7 else model
+        for model in models
+    ]
 
 
 def _copies(draw: random.Random, models: list[Model]) -> list[Model]:

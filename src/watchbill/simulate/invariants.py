@@ -22,6 +22,7 @@ from watchbill.core.watchdog import CHECK_MS, STALL_RESET_PAUSE_MS, STALLED_MAX
 from watchbill.simulate.borrowers import Borrower, Borrowers
 from watchbill.simulate.callers import Caller, CallerState, Faults
 from watchbill.simulate.engine import Power, SimEngine, TrueModel
+from watchbill.simulate.hosts import Hosts
 from watchbill.simulate.late_loads import LateLoads
 from watchbill.simulate.limited_lanes import LimitedLanes
 from watchbill.simulate.places import Places
@@ -57,6 +58,7 @@ class Judged(Protocol):
     borrowers: Borrowers
     tenants: Tenants
     sites: Sites
+    hosts: Hosts
     told_load_ms: dict[str, float]
     timer: float | None
     disk_full_since: float | None
@@ -127,7 +129,10 @@ class Judge:
         longest = max((lane.timeout_ms for lane in self._world.catalog.lanes.values()), default=0)
         for (name, attempt), times in list(self._hung.items()):
             engine = self._world.engines[name]
-            if engine.attempt != attempt or engine.frozen_at is None:
+            is_askable = not self._world.hosts.is_unheard(name) and not self._world.hosts.is_known_silent(
+                name
+            )
+            if engine.attempt != attempt or engine.frozen_at is None or not is_askable:
                 del self._hung[name, attempt]
             elif len(times) >= 3 and self._world.now > times[2] + longest + LINGER_LIMIT_MS + 2 * CHECK_MS:
                 self.say("a hung engine is not found", name)
@@ -191,6 +196,7 @@ class Judge:
 
     def _judge_load(self, name: str) -> None:
         world, engine = self._world, self._world.engines[name]
+        world.hosts.asking(name, "a load")
         # The action comes just before its note: the engine already holds its memory.
         self._judge_groups()
         if world.declared[name].shared:
@@ -254,6 +260,7 @@ class Judge:
         )
         # A model that the watchdog suspects gets no requests, also before it can be asked.
         is_free = is_free and not world.core.state.models[name].is_suspect
+        is_free = is_free and not world.hosts.is_known_silent(name)
         if voluntary and waits and is_free and name not in self._served and not self._is_asked(name):
             self.say("closed before its waiting work was granted", name)
         if swapped is not None and plan is m.PlanKind.RATE:
@@ -288,7 +295,9 @@ class Judge:
 
     def _is_there(self, name: str) -> bool:
         """Whether a model could serve now: warm, or asleep by itself while its memory is still its own."""
-        return name not in self.closed and self._world.engines[name].power in (Power.WARM, Power.ASLEEP)
+        if name in self.closed or self._world.hosts.is_known_silent(name):
+            return False
+        return self._world.engines[name].power in (Power.WARM, Power.ASLEEP)
 
     def _judge_early(self, name: str, swapped: Swapped, why: TurnCame) -> None:
         """A quantum is cut short only for a request that can still be served in time."""
@@ -365,6 +374,7 @@ class Judge:
         self._served.add(action.model)
         self._world.tenants.granting(self._world.open[action.id])
         self._world.sites.granting(self._world.open[action.id], action.model)
+        self._world.hosts.asking(action.model, action.id)
         self._limited_lanes.granting(self._world.open[action.id], self._finds_its_model_idle)
         if action.model in self.closed:
             self.say("a grant on a draining model", action.model)
@@ -470,6 +480,8 @@ class Judge:
         """Whether it waits, and its model is warm, open and without work."""
         name, engine = caller.served_by, self._world.engines[caller.served_by]
         if name in self.closed or engine.jobs or engine.lingering or engine.power is not Power.WARM:
+            return False
+        if self._world.hosts.is_known_silent(name):
             return False
         is_asked = self._world.core.state.models[name].is_suspect and self._is_asked(name)
         return self._could_start(caller) and not is_asked

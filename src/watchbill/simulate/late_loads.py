@@ -13,6 +13,7 @@ from watchbill.core.policy import Rate
 from watchbill.simulate.borrowers import Borrowers
 from watchbill.simulate.callers import Caller, CallerState
 from watchbill.simulate.engine import Power, SimEngine, TrueModel
+from watchbill.simulate.hosts import Hosts
 
 __all__ = ["LateLoads"]
 
@@ -41,6 +42,7 @@ class Seen(Protocol):
     truth: dict[str, TrueModel]
     open: dict[str, Caller]
     borrowers: Borrowers
+    hosts: Hosts
     told_load_ms: dict[str, float]
     core: Machine
 
@@ -102,6 +104,8 @@ class LateLoads:
         if len(waiting) != 1:
             return []
         ((other, caller),) = waiting.items()
+        if any(world.hosts.is_unheard(each) or world.hosts.is_known_silent(each) for each in (name, other)):
+            return []
         model = state.models.get(other)
         is_plain = not caller.beside and caller.request.work_class is not WorkClass.ROTATION
         if model is None or not is_plain or world.engines[other].power is not Power.OFF:

@@ -16,6 +16,7 @@ from watchbill.simulate.agenda import Agenda
 from watchbill.simulate.borrowers import Borrowers
 from watchbill.simulate.callers import Caller, CallerOutcome, CallerState, Ending, Faults, Tally
 from watchbill.simulate.engine import Power, SimEngine, TrueModel
+from watchbill.simulate.hosts import Hosts
 from watchbill.simulate.invariants import Judge
 from watchbill.simulate.sites import Sites
 from watchbill.simulate.tenants import Tenants
@@ -91,6 +92,7 @@ class World:
         self.alerts: list[m.Alert] = []
         self.judge = Judge(self)
         self.sites = Sites(self, self.judge.say)
+        self.hosts = Hosts(self, self.judge.say)
         self.borrowers = Borrowers(self, self.judge.lent)
         self.tenants = Tenants(self, self.judge.say)
         self._timer_no = 0
@@ -118,6 +120,10 @@ class World:
     def at(self, when: float, act: Callable[[], None]) -> None:
         """Puts something on the agenda."""
         self._agenda.at(when, act)
+
+    def _report(self, engine: SimEngine, when: float, report: Callable[[], None]) -> None:
+        """An engine reports something at this time; that of a silent host is heard later."""
+        self.hosts.heard(engine.model.name, when, report)
 
     def run(self, until_ms: float) -> "World":
         """Runs the agenda until this time."""
@@ -244,7 +250,7 @@ class World:
         if run:
             engine.lingering.add(run)
             taken = LET_GO_MS if frozen else self.random.uniform(*LINGER_MS)
-            self.at(self.now + taken, lambda: self._let_go(engine, run, is_known=not frozen))
+            self._report(engine, self.now + taken, lambda: self._let_go(engine, run, is_known=not frozen))
         return m.Parting(0 if since is None else round(self.now - since), caller.begun, run)
 
     def _let_go(self, engine: SimEngine, run: str, *, is_known: bool) -> None:
@@ -307,7 +313,7 @@ class World:
         granted = self.now
         if not self.mute:
             first = min(FIRST_BYTE_SHARE * caller.work_ms, FIRST_BYTE_MAX_MS)
-            self.at(self.now + first, lambda: self._first_byte(caller, granted))
+            self._report(engine, self.now + first, lambda: self._first_byte(caller, granted))
 
     def _first_byte(self, caller: Caller, granted: float) -> None:
         if self.engines[caller.served_by].frozen_at is not None:
@@ -321,7 +327,7 @@ class World:
         if coming is not None:
             when, request = coming
             generation = engine.generation
-            self.at(when, lambda: self._finish(engine, request, generation))
+            self._report(engine, when, lambda: self._finish(engine, request, generation))
 
     def _finish(self, engine: SimEngine, request: str, generation: int) -> None:
         if generation != engine.generation:
@@ -407,13 +413,13 @@ class World:
         if self.happens(faults.load_hangs):
             return
         if self.disk_fault is not None and self.declared[action.model].writes_here:
-            self.at(self.now + 1, lambda: self._disk_fails(engine, action.attempt))
+            self._report(engine, self.now + 1, lambda: self._disk_fails(engine, action.attempt))
             return
         is_far = self.declared[action.model].where is Tier.PEER
         fails = self.happens(faults.site_fails if is_far else faults.load_fails)
         taken = engine.model.load_ms * self.random.uniform(*faults.jitter)
         taken *= self.random.random() if fails else 1.0
-        self.at(self.now + taken, lambda: self.loaded(engine, action.attempt, began, fails))
+        self._report(engine, self.now + taken, lambda: self.loaded(engine, action.attempt, began, fails))
 
     def _disk_fails(self, engine: SimEngine, attempt: int) -> None:
         if engine.power is Power.LOADING and engine.attempt == attempt:
@@ -446,7 +452,8 @@ class World:
         self.feed(m.Loaded(name, attempt, dict(engine.held)))
         self._maybe_again(m.Loaded(name, attempt, dict(engine.held)))
         if self.happens(self.faults.dies):
-            self.at(self.now + self.random.expovariate(1 / 20_000), lambda: self._die(engine, attempt))
+            dies_at = self.now + self.random.expovariate(1 / 20_000)
+            self._report(engine, dies_at, lambda: self._die(engine, attempt))
         if self.happens(self.faults.freezes):
             self.at(self.now + self.random.expovariate(1 / 20_000), lambda: self._freeze(engine, attempt))
 
@@ -469,7 +476,7 @@ class World:
         late = self.happens(faults.memory_late)
         taken = self.random.uniform(2_000, 15_000) if late else self.random.uniform(*engine.model.stop_ms)
         lost = self.happens(faults.answer_lost)
-        self.at(self.now + taken, lambda: self.stopped(engine, action.attempt, lost))
+        self._report(engine, self.now + taken, lambda: self.stopped(engine, action.attempt, lost))
 
     def stopped(self, engine: SimEngine, attempt: int, lost: bool) -> None:
         """Ends a process; the report of it may be lost."""
@@ -579,7 +586,7 @@ class World:
         began, fails = self.now, self.happens(self.faults.load_fails)
         self.tally.wakings += 1
         taken = engine.model.wake_ms * self.random.uniform(*self.faults.jitter)
-        self.at(self.now + taken, lambda: self.loaded(engine, action.attempt, began, fails))
+        self._report(engine, self.now + taken, lambda: self.loaded(engine, action.attempt, began, fails))
 
     def _sleep(self, action: m.Sleep) -> None:
         """Tells an engine to sleep; one that fails is stopped instead."""
@@ -595,7 +602,7 @@ class World:
                 self.look()
                 self.feed(m.Slept(engine.model.name, action.attempt, dict(engine.held)))
 
-        self.at(self.now + self.random.uniform(*engine.model.stop_ms), ended)
+        self._report(engine, self.now + self.random.uniform(*engine.model.stop_ms), ended)
 
     @staticmethod
     def _reading(model: Model, engine: SimEngine) -> m.ModelReading:
@@ -614,7 +621,8 @@ class World:
 
     def _check(self, action: m.Check) -> None:
         """Asks the engine; a dead engine, and some others, do not answer."""
-        if self.engines[action.model].frozen_at is not None:
+        engine = self.engines[action.model]
+        if engine.frozen_at is not None:
             self.at(
                 self.now + PATIENCE_MS,
                 lambda: self.feed(m.Checked(action.model, action.attempt, "no answer")),
@@ -624,11 +632,10 @@ class World:
         failure = "simulated failure" if self.happens(self.faults.answer_fails) else None
 
         def answer() -> None:
-            engine = self.engines[action.model]
             if engine.power is Power.WARM and engine.attempt == action.attempt and not lost:
                 self.feed(m.Checked(action.model, action.attempt, failure))
 
-        self.at(self.now + self.random.uniform(20, 1_000), answer)
+        self._report(engine, self.now + self.random.uniform(20, 1_000), answer)
 
     def _run_task(self, action: m.RunTask) -> None:
         """Sends the request, and tells the core its result."""

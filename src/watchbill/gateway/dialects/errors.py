@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from watchbill.errors import TheirsError
 from watchbill.gateway.answers import as_response
 from watchbill.gateway.dialects.anthropic.errors import error_response as anthropic_error
-from watchbill.gateway.dialects.anthropic.models import is_anthropic
+from watchbill.gateway.dialects.anthropic.errors import is_anthropic
 from watchbill.gateway.dialects.ollama.response import error_response as ollama_error
 from watchbill.gateway.http.messages import Response
 from watchbill.gateway.request_context import RequestContext

@@ -20,7 +20,8 @@ from watchbill.gateway.abilities import Allowed
 from watchbill.gateway.answers import json_response
 from watchbill.gateway.assemble import Assembly
 from watchbill.gateway.body import JsonSender
-from watchbill.gateway.dialects.anthropic.models import AnthropicModels, is_anthropic
+from watchbill.gateway.dialects.anthropic.errors import is_anthropic
+from watchbill.gateway.dialects.anthropic.models import AnthropicModels
 from watchbill.gateway.dialects.completion_out import CompletionOut, fallen_back
 from watchbill.gateway.dialects.several import Run, SeveralOut, choices_of, merged, runs_of
 from watchbill.gateway.fallback import Fallback

@@ -1,4 +1,4 @@
-"""Errors in Anthropic's dialect, and the headers that its answers have. Does no I/O."""
+"""Whose client asks, errors in Anthropic's dialect, and the headers that its answers have. Does no I/O."""
 
 from collections.abc import Mapping
 
@@ -8,7 +8,7 @@ from watchbill.gateway.body import encode
 from watchbill.gateway.http.messages import Response, header
 from watchbill.gateway.request_context import RequestContext
 
-__all__ = ["error_fields", "error_response", "lines"]
+__all__ = ["error_fields", "error_response", "is_anthropic", "lines"]
 
 Fields = dict[str, object]
 
@@ -26,6 +26,11 @@ _ERROR_TYPES = {
     503: "overloaded_error",
     504: "timeout_error",
 }
+
+
+def is_anthropic(context: RequestContext) -> bool:
+    """Whether a request comes from a client of Anthropic's: each of theirs has this header."""
+    return "anthropic-version" in context.request.headers
 
 
 def lines(context: RequestContext) -> str:

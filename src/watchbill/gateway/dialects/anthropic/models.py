@@ -13,16 +13,11 @@ from watchbill.gateway.request_context import RequestContext
 if TYPE_CHECKING:
     from watchbill.gateway.services import Services
 
-__all__ = ["AnthropicModels", "is_anthropic"]
+__all__ = ["AnthropicModels"]
 
 Fields = dict[str, object]
 
 _PAGE, _PAGE_MAX = 20, 1_000
-
-
-def is_anthropic(context: RequestContext) -> bool:
-    """Whether a request comes from a client of Anthropic's: each of theirs has this header."""
-    return "anthropic-version" in context.request.headers
 
 
 class AnthropicModels:
