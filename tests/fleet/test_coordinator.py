@@ -280,6 +280,81 @@ def test_a_score_that_is_lost_with_its_agent_is_asked_for_again(rig: Rig) -> Non
     assert os.listdir(rig.root / places.QUEUE) == rig.board.held_by(places.BRAIN) == []
 
 
+def test_an_answer_that_waits_for_its_score_is_not_offered_again_by_a_successor(rig: Rig) -> None:
+    """FLEET-08, FLEET-09: its slip was gone with a second report, so it ran once more under the same token, and the
+    score of the first answer let the second pass."""
+    asked = _Asked(rig)
+    [name] = rig.board.held_by("cpu-1")
+    rig.log = ResultLog(rig.disk, "cpu-1")
+    rig.report(name, End.LOST)  # the next life of the agent finds the slip in its hands
+    rig.brain.turn(2)
+    rig.brain.close()
+    rig.brain = rig.new_brain(3)
+    rig.brain.turn(4)
+    assert [each for each in rig.board.offered() if ".evaluation" not in each] == []
+    [question] = [each for each in rig.board.offered() if ".evaluation-2-" in each]
+    asked.report(question, End.DONE, '{"score": 4}')
+    rig.brain.turn(5)
+    [accepted] = rig.kinds("b1", "accept")
+    assert (accepted["attempt"], accepted["is_unscored"]) == (1, False)
+
+
+def test_an_answer_outlives_its_agent_while_it_waits_for_its_score(rig: Rig) -> None:
+    """FLEET-08, FLEET-09: it was thrown away and counted as a loss, and after five such losses a person was asked."""
+    asked = _Asked(rig)
+    (rig.root / places.heartbeat_path("cpu-1")).parent.mkdir(exist_ok=True)
+    write_heartbeat(rig.disk, "cpu-1", Heartbeat(Pulse("manager", 10**9, 1, 1)))
+    rig.brain.turn(2_000)  # the kernel says that it is dead
+    assert rig.kinds("b1", "revoke") == []
+    asked.report(asked.claim(), End.DONE, '{"score": 4, "reason": "clear"}')
+    rig.brain.turn(3_000)
+    assert [entry["attempt"] for entry in rig.kinds("b1", "accept")] == [1]
+    assert rig.board.held_by("cpu-1") == []
+
+
+def test_a_result_outlives_its_agent_while_its_files_are_not_to_be_seen(rig: Rig) -> None:
+    """FLEET-09: a network mount shows a file late, and the task that had made it ran again."""
+    rig.submit("b1", "p", "### a\n- **command**: `true`\n- **produces**: {BATCH_PATH}/made\n")
+    rig.brain.turn(0)
+    [(name, _)] = rig.claim()
+    rig.report(name)
+    rig.brain.turn(1)
+    rig.log = ResultLog(rig.disk, "cpu-1")
+    rig.report(name, End.LOST)
+    rig.brain.turn(2)
+    (rig.root / places.batch_folder("p", "b1") / "made").touch()
+    rig.brain.turn(3)
+    assert [entry["attempt"] for entry in rig.kinds("b1", "accept")] == [1]
+    assert rig.kinds("b1", "lost") == []
+
+
+def test_a_result_that_was_reported_is_not_offered_again_where_its_slip_is_gone(rig: Rig) -> None:
+    """FLEET-09: a power cut takes names from folders that are never synced; a task that had ended ran again."""
+    rig.submit("b1", "p", "### a\n- **command**: `true`\n")
+    rig.brain.turn(0)
+    [(name, _)] = rig.claim()
+    rig.brain.close()
+    rig.report(name)
+    (rig.root / places.processing_folder("cpu-1") / name).unlink()
+    rig.brain = rig.new_brain(1)
+    assert rig.board.offered() == []
+    rig.brain.turn(2)
+    assert [entry["attempt"] for entry in rig.kinds("b1", "accept")] == [1]
+
+
+@pytest.mark.parametrize(("score", "end"), [(1, "fail"), (4, "accept")])
+def test_a_score_without_a_reason_counts(rig: Rig, score: int, end: str) -> None:
+    """FLEET-08: a poor answer was accepted without a score, because the model had given no reason for it."""
+    asked = _Asked(rig)
+    question = asked.claim()
+    slip = rig.board.read(places.BRAIN, question)
+    assert slip is not None and json.loads(slip.work.schema)["required"] == ["score"]
+    asked.report(question, End.DONE, json.dumps({"score": score}))
+    rig.brain.turn(2)
+    [entry] = rig.kinds("b1", end)
+    assert entry.get("tail", "scored 1 of 5") == "scored 1 of 5"
+
+
 def test_an_answer_is_accepted_without_a_score_when_three_questions_have_failed(rig: Rig) -> None:
     """FLEET-08: a model that cannot score must not hold answers for ten minutes."""
     asked = _Asked(rig)

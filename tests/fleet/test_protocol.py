@@ -124,7 +124,7 @@ def test_a_coordinator_that_accepts_any_token_breaks_a_law(monkeypatch: pytest.M
 
     monkeypatch.setattr(ActiveBatches, "offer_of", by_task)
     with pytest.raises((BrokenLaw, IllegalTransition)):
-        explore(working_world(APART, ONE, silences=1, restarts=1), cuts=False)
+        explore(working_world(APART, ONE, silences=1, interruptions=1), cuts=False)
 
 
 def test_a_coordinator_that_acts_before_it_writes_breaks_a_law(monkeypatch: pytest.MonkeyPatch) -> None:

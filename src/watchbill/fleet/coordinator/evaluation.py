@@ -33,7 +33,7 @@ _LEAST_SCORE = 3
 #: The model has said nothing: its agent died, was stopped, or could not work.
 _LOST = frozenset({End.LOST, End.UNSTARTED, End.UNREADABLE, End.SOFT_STOP, End.DISK_FULL})
 _SCHEMA = {
-    "type": "object", "required": ["score", "reason"],
+    "type": "object", "required": ["score"],
     "properties": {"score": {"type": "integer", "minimum": 1, "maximum": 5}, "reason": {"type": "string"}},
 }  # fmt: skip
 _PROMPT = """Judge the answer below. A good answer: {wanted}
@@ -158,4 +158,5 @@ def _scored(result: Result, score: Result) -> Scored:
     if points >= _LEAST_SCORE:
         return Scored(result)
     reason = said.text("reason")[: limits.EVALUATION_REASON_CHARS_MAX]
-    return Scored(replace(result, end=End.POOR, tail=f"scored {points} of 5: {reason}"))
+    tail = f"scored {points} of 5: {reason}" if reason else f"scored {points} of 5"
+    return Scored(replace(result, end=End.POOR, tail=tail))

@@ -78,8 +78,9 @@ class Judging:
         offer = self._active.offer_of(result.name)
         if offer is None:
             return False
-        if self.is_evaluating(result.name):
-            # Two slips bore this token, as after a power cut: the first report is the one that is scored.
+        if self.is_waiting(result.name):
+            # A second report under this token: of the agent's next life, which has found the slip in its hands, or of
+            # another slip, as after a power cut. The first one counts.
             self._acts.put_away(result.name, places.EXPIRED, result.agent)
             return True
         if result.end is End.DONE and self._missing(*offer):
@@ -88,9 +89,9 @@ class Judging:
             self._evaluate_or_judge(*offer, result, crowd, now_ms)
         return True
 
-    def is_evaluating(self, name: str) -> bool:
-        """Whether the answer under this token waits for its score."""
-        return self._evaluations.is_under_way(name)
+    def is_waiting(self, name: str) -> bool:
+        """Whether the result under this token is here and waits for its files or its score."""
+        return self._evaluations.is_under_way(name) or any(each.result.name == name for each in self._unseen)
 
     def lose(self, name: str, crowd: Crowd, now_ms: int) -> None:
         """Have an answer scored by another question where this slip was one, and its agent died with it."""

@@ -1,6 +1,6 @@
 """The coordinator: one loop that turns what agents report into what they are offered next.
 
-    start   take an epoch, replay each active batch, begin new journals, mend the board
+    start   take an epoch, replay each active batch, begin new journals, hear what was reported, mend the board
     turn    read the inbox, the results and the heartbeats; decide; append; look; act
 
 Decisions become entries of the journals (`active`). The board follows only after they are written, and only if no
@@ -162,6 +162,10 @@ class Coordinator:
                 own = places.batch_folder(order.plan, order.batch)
                 self._active.left_alone[order.batch] = f"{own} has no journal any more; put the folder back"
         epochs.refuse_if_superseded(self._disk, self.epoch)
+        # Before the board is mended: a token whose slip is gone is not offered again when its result is here. It would
+        # run twice, and an answer could be replaced while the score of the first one is asked for.
+        self._hear_all(now_ms)
+        self._puts_away_stale = True
         self._mend(now_ms)
         self._finish(now_ms)
 
@@ -202,7 +206,8 @@ class Coordinator:
         for ledger in ledgers:
             self._publish_answers_again(ledger)
         for name in [name for ledger in ledgers for name in ledger.by_token if name not in holdings]:
-            self._publish(name)
+            if not self._judging.is_waiting(name):
+                self._publish(name)
 
     def _publish_answers_again(self, ledger: Ledger) -> None:
         self._active.at = ledger.batch
@@ -232,11 +237,8 @@ class Coordinator:
         self._mend_for(self._inbox.taken_up())
         self._judging.look_again(self._crowd, now_ms)
         self._active.at = ""
-        for result in self._results.read():
-            self._hear(result, now_ms)
-            self._active.at = ""
+        self._hear_all(now_ms)
         self._judging.accept_unscored(self._crowd, now_ms)
-        self._puts_away_stale = True
         self._look_at_agents(now_ms)
         self._look_for_stuck_tasks(now_ms)
         self._expand(now_ms)
@@ -279,6 +281,11 @@ class Coordinator:
 
     # ------------------------------------------------------------ results
 
+    def _hear_all(self, now_ms: int) -> None:
+        for result in self._results.read():
+            self._hear(result, now_ms)
+            self._active.at = ""
+
     def _hear(self, result: Result, now_ms: int) -> None:
         """Have a result judged, if its token is the one that counts. Everything else is of an attempt that is over."""
         if result.end is End.ABORTED and result.name in self._stuck:
@@ -288,7 +295,7 @@ class Coordinator:
             self._acts.put_away(result.name, places.EXPIRED, result.agent)
         elif not self._judging.hear(result, self._crowd, now_ms):
             self._dropped += 1
-            if self._puts_away_stale:  # what was stale when this epoch began was mended then
+            if self._puts_away_stale:  # what was stale when this epoch began is mended then
                 # Not EXPIRED: its token may have been accepted in this turn, with the slip still to be put away.
                 self._acts.put_away(result.name, self._resting_place(result.name), result.agent)
 
@@ -317,8 +324,9 @@ class Coordinator:
         self._look_at_waiting_tasks(now_ms)
 
     def _revoke_all_of(self, agent: str, heartbeat: Heartbeat | None, now_ms: int) -> None:
-        """Take back what a dead agent holds. A task that had not started there cannot be what killed the agent."""
-        held = self._board.held_by(agent)
+        """Take back what a dead agent holds, but what it has reported. A task that had not started there cannot be what
+        killed the agent."""
+        held = [name for name in self._board.held_by(agent) if not self._judging.is_waiting(name)]
         slots = 0 if heartbeat is None else heartbeat.report.cpu_slots or 0
         ahead = claimed_ahead([name for name in held if name in self._active.tokens], slots)
         for name in held:
@@ -381,7 +389,7 @@ class Coordinator:
             headway = heartbeat.headway
             for name in self._board.held_by(agent):
                 offer = self._active.offer_of(name)
-                if offer is not None and not self._judging.is_evaluating(name):
+                if offer is not None and not self._judging.is_waiting(name):
                     ledger, task = offer
                     timeout_ms = ledger.spec(task).work.timeout_ms
                     got_to = headway.get((ledger.batch, task), Headway())
