@@ -352,8 +352,8 @@ class Match(Enum):
     YES = 2
 
 
-#: What bash may turn into other text.
-_EXPANDED = re.compile(r"[*?]+|\[.*|\{.*|^~[^/]*", re.DOTALL)
+#: What bash may turn into other text. A bracket at the end of a word begins no pattern: `[` and `[[` are programs.
+_EXPANDED = re.compile(r"[*?]+|\[(?!\[?\Z).*|\{.*|^~[^/]*", re.DOTALL)
 _OPTION = re.compile(r"-[A-Za-z0-9]+")
 
 
