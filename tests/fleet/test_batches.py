@@ -432,6 +432,24 @@ def test_a_failed_task_is_retried_alone_while_the_others_stay_as_they_are(fleet:
     assert refused.returncode == 2 and "no batch has a task nobody" in refused.stderr
 
 
+def test_a_batch_that_waits_for_a_coordinator_is_not_to_be_submitted_again(fleet: FleetFolder) -> None:
+    """PLAN-07: resume said so, and the plan ran twice; retry and logs said that the batch has no such task."""
+    fleet.write_plan("p", "### a\n- **command**: `true`\n")
+    batch = fleet.submit("p")
+    for words in (
+        ("resume", batch),
+        ("resume", batch, "--explain"),
+        ("retry", "a", "--batch", batch),
+        ("logs", "a", "--batch", batch),
+    ):
+        refused = fleet.plan(*words)
+        assert refused.returncode == 2, refused.stderr
+        assert (
+            "no coordinator has opened it yet" in refused.stderr and "submit it again" not in refused.stderr
+        )
+    assert fleet.status(batch)["state"] == "submitted"
+
+
 def test_a_retry_says_what_it_does_not_run_and_what_it_runs_beside_the_task(fleet: FleetFolder) -> None:
     """PLAN-05, PLAN-07: what would be skipped again is refused; what was cancelled goes on with its batch."""
     tasks = "### bad\n- **command**: `test -e {BATCH_PATH}/go`\n- **retries**: 0\n"

@@ -319,6 +319,7 @@ def batch_of_task(disk: FolderDisk, task: str, batch: str | None) -> tuple[Batch
     """The named batch or, without one, the newest that has this task."""
     if batch is not None:
         place = find_batch(disk, batch)
+        _refuse_unopened(disk, place)
         ledger = Follower(disk, place).read()
         if task not in ledger:
             see = f"see: {places.fleet_command(disk.root, 'plan', 'status', place.batch, '--json')}"
@@ -332,6 +333,17 @@ def batch_of_task(disk: FolderDisk, task: str, batch: str | None) -> tuple[Batch
         newest = newest or _nearest_task(task, ledger)
     see = f"see: {places.fleet_command(disk.root, 'plan', 'list')}"
     raise OursError(f"no batch has a task {task}", hint=newest or see)
+
+
+def _refuse_unopened(disk: FolderDisk, place: BatchPlace) -> None:
+    """Refuse what is asked about a batch that no coordinator has opened yet: it has no tasks."""
+    if place.is_submitted and not place.has_journal:
+        waits = places.fleet_command(disk.root, "plan", "status", place.batch, "--follow")
+        cancels = places.fleet_command(disk.root, "plan", "cancel", place.batch)
+        raise OursError(
+            f"{place.batch} is submitted, and no coordinator has opened it yet",
+            hint=f"wait for it: {waits}; or cancel it: {cancels}",
+        )
 
 
 def _nearest_task(task: str, ledger: Ledger) -> str:
@@ -450,6 +462,7 @@ def resume_batch(
     folder, disk = open_fleet(root)
     terminal = Terminal(quiet=quiet)
     place = find_batch(disk, batch)
+    _refuse_unopened(disk, place)
     ledger = Follower(disk, place).read()
     if not place.has_journal or not ledger.is_open:
         hint = f"submit it again: {places.fleet_command(folder, 'plan', 'submit', place.plan)}"
