@@ -1,14 +1,21 @@
 """The daemon with a broker of its own, and with one that goes away: `examples/nats.toml` (SPOOL-08)."""
 
+import contextlib
 import json
 import os
 import signal
+from dataclasses import replace
+from itertools import count
 from pathlib import Path
 
 from e2e.place import Place
 from support.eventually import wait_until
 from support.nats_server import TOKEN, Broker
+from support.small_disk import free_up, leave_blocks, small_disks
+from watchbill.runtime.broker import own_reach
 from watchbill.spool import Spool
+from watchbill.spool.faults import SpoolBroken, SpoolFull
+from watchbill.spool.jetstream import JetSpool
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "nats.toml"
 
@@ -82,3 +89,37 @@ def test_an_outage_is_alerted_and_shown_and_passes(tmp_path: Path) -> None:
     finally:
         place.close()
         server.kill()
+
+
+def test_a_broker_whose_disk_was_full_stores_again_when_there_is_room(tmp_path: Path) -> None:
+    """SPOOL-08, R4: a nats-server that could not write once stores nothing more until it is restarted, so the daemon
+    restarts its own. No acknowledged event is lost."""
+    place = Place(tmp_path, EXAMPLE.read_text())
+    with small_disks(tmp_path) as mount, contextlib.ExitStack() as closing:
+        disk = mount("size=64M")
+        place.move_root(disk / "root")
+        closing.callback(place.close)  # the disk is in use until then
+        daemon = place.up("--with-nats")
+        spool = closing.enter_context(JetSpool("watchbill_jobs", replace(own_reach(place.root), wait_s=2)))
+        acknowledged: list[str] = []
+
+        def is_stored(number: object) -> bool:
+            try:
+                spool.enqueue({"id": str(number), "kind": "note", "ts": 0, "pad": "x" * 20_000})
+            except (SpoolBroken, SpoolFull):
+                return False
+            acknowledged.append(str(number))
+            return True
+
+        assert is_stored("first")
+        leave_blocks(disk, 50)
+        numbers = count()
+        while is_stored(next(numbers)):
+            pass
+        free_up(disk)
+        wait_until(lambda: is_stored("last"), 60)
+        corpus = place.root / "corpus/jobs.jsonl"
+        wait_until(
+            lambda: set(acknowledged) <= {json.loads(x)["id"] for x in corpus.read_text().splitlines()}
+        )
+        assert daemon.stop() == 0

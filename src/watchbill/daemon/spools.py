@@ -12,6 +12,7 @@ from watchbill.catalog import Catalog, SpoolRules
 from watchbill.daemon.setting import Setting
 from watchbill.gateway.server import Serving
 from watchbill.runtime.broker import prepare, wait_until_up
+from watchbill.runtime.broker_health import BrokerHealth
 from watchbill.runtime.capture import SpoolCapture
 from watchbill.runtime.children import Children
 from watchbill.runtime.drains import Drains
@@ -69,7 +70,8 @@ async def close_spools(spools: Spools, brokers: Children, setting: Setting) -> N
 async def _start_broker(brokers: Children, setting: Setting) -> None:
     """Runs the NATS server of this root, and waits until it answers. Raises ConfigError where there is none."""
     path = setting.root.path
-    brokers.start("nats-server", await asyncio.to_thread(prepare, path))
+    command = await asyncio.to_thread(prepare, path)
+    brokers.start("nats-server", command, watch=BrokerHealth(path))
     if not await asyncio.to_thread(wait_until_up, path):
         log = setting.root.logs / "nats-server.log"
         setting.screen.warn(f"the NATS server does not answer yet; its log is {log}")

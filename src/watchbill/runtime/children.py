@@ -1,7 +1,8 @@
 """Children: programs that run beside this process for as long as it lives, and are restarted whenever they end.
 
 Each is behind a guard (`processes.keeper`), so that none outlives this process, and has a log of its own. One that
-ends at once again and again is started less and less often.
+ends at once again and again is started less and less often. One that runs but no longer works is stopped, and restarted
+in the same way: a watch can tell.
 """
 
 import asyncio
@@ -11,13 +12,26 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
+from typing import Protocol
 
 from watchbill.processes import Keeper, OwnedProcess
 from watchbill.runtime import limits
 
-__all__ = ["Children"]
+__all__ = ["Children", "Watch"]
 
 _LOG = logging.getLogger("watchbill.children")
+
+
+class Watch(Protocol):
+    """Tells whether a program that runs still works. Its methods are called in a thread, and may block."""
+
+    def needs_restart(self) -> bool:
+        """Whether it does not, and would after a restart."""
+        ...
+
+    def close(self) -> None:
+        """The program runs no more."""
+        ...
 
 
 @dataclass(slots=True)
@@ -27,6 +41,7 @@ class _Child:
     argv: tuple[str, ...]
     log: Path
     environment: Mapping[str, str]  # added to our own
+    watch: Watch | None = None
     process: OwnedProcess | None = None
     task: "asyncio.Task[None] | None" = None
     starts: int = 0
@@ -43,11 +58,12 @@ class Children:
     _children: dict[str, _Child] = field(default_factory=dict[str, _Child])
 
     def start(
-        self, label: str, argv: tuple[str, ...], environment: Mapping[str, str] = MappingProxyType({})
-    ) -> None:
+        self, label: str, argv: tuple[str, ...], environment: Mapping[str, str] = MappingProxyType({}),
+        watch: Watch | None = None,
+    ) -> None:  # fmt: skip
         """Run a program from now on, with more variables than all have. Call it in the event loop."""
         log, full = self.logs / f"{label}.log", {**self.environment, **environment}
-        child = self._children[label] = _Child(argv, log, full)
+        child = self._children[label] = _Child(argv, log, full, watch)
         child.task = asyncio.get_running_loop().create_task(self._keep(label, child), name=label)
 
     def view(self) -> dict[str, dict[str, object]]:
@@ -71,6 +87,8 @@ class Children:
             await asyncio.wait([child.task])
         if child.process is not None:
             await child.process.stop(hard=hard)
+        if child.watch is not None:
+            await asyncio.to_thread(child.watch.close)
 
     async def _keep(self, label: str, child: _Child) -> None:
         pause_ms = limits.CHILD_AGAIN_MS[0]
@@ -90,6 +108,20 @@ class Children:
             child.process = await self.keeper.start(label, child.argv, log=child.log, env=child.environment)
         except OSError as error:  # no memory, no more processes: the next try may find some
             return f"could not be started: {error}"
-        ending = (await child.process.ended()).describe()
+        looking = asyncio.create_task(self._look(label, child.process, child.watch))
+        try:
+            ending = (await child.process.ended()).describe()
+        finally:
+            looking.cancel()
         said = child.process.log.read_tail(1)
         return f"{ending}: {said[-1][: limits.CHILD_WORDS_MAX]}" if said else ending
+
+    @staticmethod
+    async def _look(label: str, process: OwnedProcess, watch: Watch | None) -> None:
+        """Stop it as soon as its watch says so."""
+        while watch is not None:
+            await asyncio.sleep(limits.CHILD_LOOK_MS / 1000)
+            if await asyncio.to_thread(watch.needs_restart):
+                _LOG.warning("%s does not work any more, and is stopped", label)
+                await process.stop()
+                return

@@ -144,10 +144,16 @@ TASK_ANSWERS_BYTES_MAX = 2**20
 #: it has to run for the first to count again.
 CHILD_AGAIN_MS = (1_000, 60_000)
 CHILD_STEADY_MS = 60_000
+#: How often one with a watch is looked at.
+CHILD_LOOK_MS = 3_000
 #: Characters that are shown of the last line of a program that ended.
 CHILD_WORDS_MAX = 300
 #: How long `up` waits until its broker answers.
 NATS_START_MS = 20_000
+#: How long that broker may take to say whether it still stores what it is sent, and how many times in a row it says no
+#: before it is restarted.
+NATS_HEALTH_MS = 2_000
+NATS_UNSOUND_LOOKS = 2
 #: The largest event of that broker, with its headers, in bytes: one of the spool's own largest.
 NATS_PAYLOAD_BYTES_MAX = 17 * 1024 * 1024
 #: What it may keep on the disk and in memory, in bytes.
