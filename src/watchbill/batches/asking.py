@@ -1,13 +1,12 @@
-"""How the worker asks: what it needs of the part that answers a line, without knowing that part."""
+"""How lines are asked: what `answering` needs of the part that answers a line, without knowing that part."""
 
 from typing import Protocol
 
 import msgspec
 
-from watchbill.batches.batch import Answered, Batch
 from watchbill.catalog import Reach
 
-__all__ = ["Ask", "LineCall", "Models", "NotNow", "Question", "Reply", "Shape"]
+__all__ = ["Ask", "LineCall", "Models", "NotNow", "Question", "Reply"]
 
 
 class Question(msgspec.Struct, frozen=True):
@@ -58,7 +57,7 @@ class Ask(Protocol):
 
 
 class Models(Protocol):
-    """What the worker knows of models."""
+    """What is known of models here."""
 
     def resolve(self, name: str) -> str:
         """The model that a name means; empty where it is unknown."""
@@ -70,12 +69,4 @@ class Models(Protocol):
 
     def is_warm(self, name: str) -> bool:
         """Whether a model is in memory, or needs none."""
-        ...
-
-
-class Shape(Protocol):
-    """The form of a dialect's results."""
-
-    def line(self, batch: Batch, number: int, custom_id: str, answer: Answered | None) -> tuple[bytes, bool]:
-        """A line of a results file, and whether it belongs to the errors. None: the line was never answered."""
         ...

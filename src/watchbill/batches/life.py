@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from watchbill.batches.asking import Models, Shape
+from watchbill.batches.asking import Models
 from watchbill.batches.batch import (
     AllAnswered,
     Batch,
@@ -34,7 +34,7 @@ from watchbill.batches.lines import LineIndex, scan
 from watchbill.batches.opened import OpenBatch
 from watchbill.batches.pausing import Pausing
 from watchbill.batches.record import write_ended
-from watchbill.batches.results import Results, write_results
+from watchbill.batches.results import Results, ResultsFormat, write_results
 from watchbill.errors import NotFound
 from watchbill.files.atomic import NotAFile, make_folder, open_regular
 
@@ -54,7 +54,7 @@ class BatchLife:
         *,
         pausing: Pausing,
         models: Models,
-        shapes: Mapping[Dialect, Shape],
+        formats: Mapping[Dialect, ResultsFormat],
         lines_max: int,
         account_of: Callable[[Batch], Path],
         on_news: Callable[[], None],
@@ -62,7 +62,7 @@ class BatchLife:
         now_ms: Callable[[], int],
     ) -> None:
         self._files, self._disk, self._bulk, self._pausing = files, disk, bulk, pausing
-        self._models, self._shapes = models, shapes
+        self._models, self._formats = models, formats
         self.lines_max = lines_max
         self._account_of, self._on_news, self._on_end, self._now_ms = account_of, on_news, on_end, now_ms
 
@@ -152,10 +152,12 @@ class BatchLife:
         ids = [f"file-{hashlib.sha256(f'{batch.id} {kind}'.encode()).hexdigest()[:32]}" for kind, _ in kinds]
         drafts = (self._files.draft_path(owner, ids[0]), self._files.draft_path(owner, ids[1]))
         source = self._files.path(self._files.get(owner, batch.created.input_file, is_needed=True))
-        shape = self._shapes[batch.created.dialect]
+        results_format = self._formats[batch.created.dialect]
 
         def write() -> Results:
-            return write_results(batch, source, index, work.record.answers(), shape=shape, drafts=drafts)
+            return write_results(
+                batch, source, index, work.record.answers(), results_format=results_format, drafts=drafts
+            )
 
         written = await self._bulk.do(write, timeout_ms=BATCH_BULK_MS)
         kept: list[str | None] = []

@@ -21,7 +21,7 @@ BATCH_ID_CHARS_MAX = 512
 BATCH_READ_BYTES = 2**20
 #: Wrong lines of an input file that are told.
 BATCH_FAULTS_MAX = 100
-#: How often the worker looks for windows that closed.
+#: How often lines are started without news of an answer, a batch or room.
 BATCH_LOOK_MS = 1_000
 #: Lines of one model that are asked at the same time, and answers that wait for the disk.
 BATCH_LINES_OPEN_MAX = 64

@@ -3,16 +3,23 @@
 import contextlib
 import os
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import BinaryIO, NamedTuple, Protocol
 
-from watchbill.batches.asking import Shape
-from watchbill.batches.batch import Batch
+from watchbill.batches.batch import Answered, Batch
 from watchbill.batches.lines import LineIndex, decode_line, read_line
 from watchbill.batches.record import AnswerPlaces
 from watchbill.batches.usage import Tokens, tokens_of
 from watchbill.files.atomic import PRIVATE_MODE, make_folder, open_regular, writing
 
-__all__ = ["Results", "write_results"]
+__all__ = ["Results", "ResultsFormat", "write_results"]
+
+
+class ResultsFormat(Protocol):
+    """How a dialect writes results."""
+
+    def line(self, batch: Batch, number: int, custom_id: str, answer: Answered | None) -> tuple[bytes, bool]:
+        """A line of a results file, and whether it belongs to the errors. None: the line was never answered."""
+        ...
 
 
 class Results(NamedTuple):
@@ -29,7 +36,7 @@ def write_results(
     index: LineIndex,
     answers: AnswerPlaces,
     *,
-    shape: Shape,
+    results_format: ResultsFormat,
     drafts: tuple[Path, Path],
 ) -> Results:
     """Writes the drafts of the output and of the errors, durably. Raises OSError."""
@@ -41,7 +48,7 @@ def write_results(
             tokens = Tokens()
             for number in range(len(index)):
                 custom_id, answer = decode_line(read_line(fd, index, number)).custom_id, answers.get(number)
-                line, is_error = shape.line(batch, number, custom_id, answer)
+                line, is_error = results_format.line(batch, number, custom_id, answer)
                 _put(errors if is_error else output, line)
                 if answer is not None and answer.is_good:
                     tokens = tokens.plus(tokens_of(answer.body))

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 
 from watchbill.batches.answering import Answering
-from watchbill.batches.asking import Ask, Models, Shape
+from watchbill.batches.asking import Ask, Models
 from watchbill.batches.batch import Batch, CancelAsked, Created, Dialect
 from watchbill.batches.disk import DiskThread
 from watchbill.batches.files import FileStore
@@ -22,6 +22,7 @@ from watchbill.batches.limits import BATCH_AGAIN_MS_MAX, BATCH_BULK_MS, BATCH_ST
 from watchbill.batches.opened import OpenBatch
 from watchbill.batches.pausing import Pause, Pausing
 from watchbill.batches.record import BatchRecord, found_batches
+from watchbill.batches.results import ResultsFormat
 from watchbill.catalog import BatchRules
 from watchbill.core.messages import Alert, JournalEvent, Note
 from watchbill.errors import DiskFailed, LaneFull, NotFound, RequestError
@@ -61,7 +62,7 @@ class Batches:
 
     # ------------------------------------------------------------------ life
 
-    async def start(self, ask: Ask, models: Models, shapes: Mapping[Dialect, Shape]) -> None:
+    async def start(self, ask: Ask, models: Models, formats: Mapping[Dialect, ResultsFormat]) -> None:
         """Reads what an earlier daemon kept, and goes on with it."""
         self._answering = answering = Answering(
             self._open,
@@ -80,7 +81,7 @@ class Batches:
             self.bulk,
             pausing=self._pausing,
             models=models,
-            shapes=shapes,
+            formats=formats,
             lines_max=self.rules.lines_max,
             account_of=self._account,
             on_news=self._news.set,

@@ -16,7 +16,7 @@ from watchbill.gateway.dialects.ollama.request import as_options
 from watchbill.gateway.forced_calls import ForcedCall, is_forced, messages_of, with_calls_in_words
 from watchbill.gateway.lifting import Lifted
 from watchbill.gateway.modelfiles import Facts, ModelFiles
-from watchbill.gateway.room import Room, room_of
+from watchbill.gateway.prompt_room import PromptRoom, prompt_room_of
 from watchbill.gateway.shapes import for_llamacpp, for_ollama
 from watchbill.gateway.typed import is_word
 from watchbill.gguf import Header
@@ -57,7 +57,7 @@ class Able:
     insert: bool | None = None  # fills in a text between two others
     is_llamacpp: bool = False  # hosted by our own, which forces calls by a grammar
     is_ollama: bool = False  # hosted by an Ollama, which knows tools and cannot be made to call one
-    room: Room | None = None  # for a prompt, where that is known
+    room: PromptRoom | None = None  # for a prompt, where that is known
 
     def listed(self) -> list[str]:
         """What it surely can, in the words that clients know."""
@@ -257,7 +257,7 @@ def _told(abilities: frozenset[str]) -> Able:
 def _found(model: Model, driver: str, header: Header | None) -> Able:
     """What a model can do by what is known of it."""
     sees = any(word.startswith("--mmproj") or word in ("-mm", "-mmu") for word in model.arguments)
-    room = room_of(model, header) if driver == "llamacpp" else None
+    room = prompt_room_of(model, header) if driver == "llamacpp" else None
     if model.embedding or (header is not None and header.is_embedding):
         return Able(completion=False, embedding=True, vision=False, room=room)
     if driver == "llamacpp" and not _MODES.intersection(model.arguments):

@@ -131,8 +131,8 @@ class Gateway(Services):
                 "/v1/responses": self._responses.create,
                 "/v1/messages": self._anthropic.messages,
             }
-            shapes = {Dialect.OPENAI: OpenAiResults(), Dialect.ANTHROPIC: AnthropicResults()}
-            await self.batches.start(LineCalls(self, handlers), DriverModels(self.driver), shapes)
+            formats = {Dialect.OPENAI: OpenAiResults(), Dialect.ANTHROPIC: AnthropicResults()}
+            await self.batches.start(LineCalls(self, handlers), DriverModels(self.driver), formats)
 
     async def resume_responses(self) -> None:
         """Goes on with responses that an earlier daemon was asked for in the background."""

@@ -14,7 +14,7 @@ from watchbill.footprint import Header, usable_context
 from watchbill.gateway.answers import SurelyTooLong, TooLong
 from watchbill.gateway.lifting import Lifted
 
-__all__ = ["Room", "room_of"]
+__all__ = ["PromptRoom", "prompt_room_of"]
 
 Fields = dict[str, object]
 
@@ -24,7 +24,7 @@ _OTHER_CONTEXT = ("-c", "--ctx-size", "--context-shift")
 _WRITTEN = frozenset({"user", "tool"})
 
 
-class Room(NamedTuple):
+class PromptRoom(NamedTuple):
     """What a prompt may have."""
 
     tokens: int
@@ -54,13 +54,13 @@ class Room(NamedTuple):
         )
 
 
-def room_of(model: Model, header: Header | None) -> Room | None:
+def prompt_room_of(model: Model, header: Header | None) -> PromptRoom | None:
     """What a prompt of a llama.cpp model may have; None where that is not known."""
     if header is None or not header.token_bytes:
         return None
     if any(word.partition("=")[0] in _OTHER_CONTEXT for word in model.arguments):
         return None
-    return Room(usable_context(model, header), header.token_bytes)
+    return PromptRoom(usable_context(model, header), header.token_bytes)
 
 
 def _prompts(body: Fields) -> list[list[str]]:
