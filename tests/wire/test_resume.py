@@ -125,6 +125,46 @@ def test_a_finished_answer_has_nothing_to_continue() -> None:
     assert not resume.is_at_boundary
 
 
+def test_an_answer_that_has_all_its_tokens_gets_only_its_end() -> None:
+    """RES-12, RES-23: its lender died between the last token and the word of its end. An engine can only be asked for
+    one more token, which its caller did not ask for."""
+    short = {**CHAT, "max_tokens": 2, "stream_options": {"include_usage": True}}
+    resume = begun("One ", "two.", body=short)
+    resume.wind_up()
+    assert not resume.is_at_boundary, "there is no rest to go on with"
+    assert resume.go_on()
+    assert asked_of(resume, short)["max_tokens"] == 1
+    usage = {"prompt_tokens": 12, "completion_tokens": 1, "total_tokens": 13}
+    heard = resume.hear(
+        said("Three")
+        + sse({"id": "y", "choices": [{"index": 0, "delta": {}, "finish_reason": "length"}]})
+        + sse({"id": "y", "choices": [], "usage": usage})
+        + b"data: [DONE]\n\n"
+    )
+    assert b"Three" not in heard and b'"length"' in heard and heard.endswith(b"data: [DONE]\n\n")
+    assert b'"completion_tokens":2' in heard
+    assert resume.tokens == 2
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+def test_the_last_token_of_a_whole_answer_may_come_with_its_end(path: str) -> None:
+    """RES-12: the token goes, the end stays."""
+    is_chat = path.endswith("chat/completions")
+    body = {**CHAT, "max_tokens": 1} if is_chat else {"prompt": "1", "stream": True, "max_tokens": 1}
+
+    def event(text: str, end: str | None) -> bytes:
+        words = {"delta": {"content": text}} if is_chat else {"text": text}
+        return sse({"id": "x", "choices": [{"index": 0, **words, "finish_reason": end}]})
+
+    resume = Resumption("a", set())
+    resume.ask(outgoing(body, path))
+    resume.hear(event("One", None))
+    assert resume.go_on()
+    resume.ask(outgoing(body, path))
+    heard = resume.hear(event("Two", "length"))
+    assert b"Two" not in heard and b'"length"' in heard
+
+
 @given(st.lists(st.integers(0, 400), max_size=6), st.sampled_from([b"\n", b"\r\n"]))
 def test_a_later_part_is_the_same_however_it_is_split(places: list[int], newline: bytes) -> None:
     """RES-12: the second part goes under the first one's id, without a second role, with the usage of both."""

@@ -67,6 +67,7 @@ class Resumption:
         self._size = 0
         self._tokens = 0
         self._earlier = 0  # tokens of the parts before this one
+        self._limit: int | None = None  # of the whole answer's tokens
         self._named: Fields | None = None  # what the first part's events are called
         self._begin_part()
 
@@ -86,6 +87,8 @@ class Resumption:
         if outgoing.path not in (_CHAT, _COMPLETION):
             return outgoing
         body = _decode(outgoing.body)
+        limits = {name: limit for name in _LIMITS if isinstance(limit := body.get(name), int) and limit > 0}
+        self._limit = min(limits.values(), default=None)
         if not self._parts:
             self._is_chat = outgoing.path == _CHAT
             chats = outgoing.endpoint.continues and self._model not in self._refused
@@ -99,10 +102,8 @@ class Resumption:
             body["messages"] = [*messages, {"role": "assistant", "content": text}]
         else:
             body["prompt"] = cast("str", body["prompt"]) + text
-        for name in _LIMITS:
-            limit = body.get(name)
-            if isinstance(limit, int) and limit > 0:
-                body[name] = max(1, limit - self._tokens)
+        for name, limit in limits.items():
+            body[name] = max(1, limit - self._tokens)  # of a text that is whole only its end is wanted
         return msgspec.structs.replace(outgoing, body=encode(body))
 
     def _take_up(self) -> bool:
@@ -207,18 +208,35 @@ class Resumption:
 
     def _rewritten(self, payload: bytes) -> bytes:
         """An event of a later part, as one of the first."""
-        known = self._tokens
+        known, was_whole = self._tokens, self._is_whole
         event = self._read(payload)
         if event is None:
             return b"data: " + payload + b"\n\n"
+        choices = cast("list[Fields]", event.get("choices") or [])
+        if was_whole and self._tokens > known:
+            self._take_back(choices)
         usage = event.get("usage")
         if isinstance(usage, dict):
-            event["usage"] = _both(cast("Fields", usage), self._earlier)
+            event["usage"] = _both(cast("Fields", usage), self._earlier, self._limit)
         elif known == self._tokens and not self._finished:
             return b""  # it only says again who speaks
-        for choice in cast("list[Fields]", event.get("choices") or []):
+        for choice in choices:
             cast("Fields", choice.get("delta") or {}).pop("role", None)
         return b"data: " + _encode({**event, **(self._named or {})}) + b"\n\n"
+
+    @property
+    def _is_whole(self) -> bool:
+        """Whether the text has as many tokens as were asked for: nothing but the word of its end is to come. One with
+        more is of an engine whose events are no tokens, and nothing is known of it."""
+        return self._tokens == self._limit
+
+    def _take_back(self, choices: list[Fields]) -> None:
+        """Removes a token from an event: the engine had to be asked for one to say how the answer ended."""
+        self._size -= len(self._parts.pop())
+        self._tokens -= 1
+        for choice in choices:
+            said = cast("Fields", choice.get("delta") or {}) if self._is_chat else choice
+            said["content" if self._is_chat else "text"] = ""
 
     # ------------------------------------------------------------------ stopping and going on
 
@@ -232,6 +250,8 @@ class Resumption:
         """Whether the answer stops here, to be continued."""
         if self._tokens_max is None or not self.can_go_on or not self._events.is_between_events:
             return False
+        if self._is_whole:
+            return False  # its end comes next
         ending = self._parts[-1].rstrip(_CLOSING) or "".join(self._parts[-4:]).rstrip(_CLOSING)
         return self._tokens >= self._tokens_max or ending.endswith(_SENTENCE_ENDS)
 
@@ -284,9 +304,10 @@ def _has_text(body: Fields) -> bool:
     return isinstance(body.get("prompt"), str)
 
 
-def _both(usage: Fields, earlier: int) -> Fields:
+def _both(usage: Fields, earlier: int, limit: int | None) -> Fields:
     """The usage of a last part, with what the engine was given as prompt and had written itself put right."""
     prompt, completion = usage.get("prompt_tokens"), usage.get("completion_tokens")
     if not is_count(prompt) or not is_count(completion):
         return usage
-    return {**usage, "prompt_tokens": max(0, prompt - earlier), "completion_tokens": completion + earlier}
+    written = completion + earlier if limit is None else min(completion + earlier, limit)
+    return {**usage, "prompt_tokens": max(0, prompt - earlier), "completion_tokens": written}
