@@ -232,7 +232,7 @@ class Lane:
 
 
 #: The lane of our own background rotation: served last, and with a short wait.
-#: Nobody waits for it, so it is not paid for elsewhere either.
+#: No caller waits for its answers, so none is paid for elsewhere.
 ROTATION_LANE = Lane("rotation", WorkClass.ROTATION, max_wait_ms=Millis(600_000), queue_max=64, private=True)
 #: Requests of plan tasks. They may wait long: a task has its own time limit, and a person's request goes first.
 PLANS_LANE = Lane(

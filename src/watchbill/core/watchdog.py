@@ -58,7 +58,7 @@ STALLED_MAX = 6
 #: one caller may send many requests that it cannot serve.
 STALL_RESET_PAUSE_MS = 600_000
 #: Before that it is waited for the good end of its running answers: each has this many times the usual time of an
-#: answer, and at least the second figure. Some may run for an hour, and nobody is served meanwhile.
+#: answer, and at least the second figure. Some may run for an hour, and no other request is served meanwhile.
 LONG_ANSWER_FACTOR = 10
 LONG_ANSWER_MS_MIN = 600_000
 #: Where memory is short a model may use this many times the memory that it needed before.

@@ -51,7 +51,7 @@ def for_llamacpp(body: Fields, model: str) -> Fields:
 def for_ollama(body: Fields, model: str) -> Fields:
     """The body in the fields that Ollama has. Raises RequestError for what it would leave out.
 
-    A demanded call stays as it is: Ollama cannot force one, and whoever asks it has to."""
+    A demanded call stays as it is: Ollama cannot force one, so `forced_calls` has to."""
     if _OLLAMA_MISREADS.isdisjoint(body):
         return body
     _refuse_ignored(body, model, "Ollama")

@@ -8,7 +8,6 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable, Container, Mapping, Sequence
-from pathlib import Path
 from typing import NamedTuple, cast
 
 from watchbill.errors import OursError
@@ -19,7 +18,7 @@ from watchbill.plans.placeholders import Placeholder
 from watchbill.plans.rows import Reader, reader_for
 from watchbill.plans.task import Place, Task
 
-__all__ = ["Expanded", "Item", "expand", "item_of", "items_at", "read_items", "text_of", "values_of"]
+__all__ = ["Expanded", "Item", "expand", "item_of", "items_at", "text_of", "values_of"]
 
 #: One element of the array, as JSON has it; numbers are `Number`.
 Item = object
@@ -42,18 +41,8 @@ class Expanded(NamedTuple):
     end: int
 
 
-def read_items(file: Path, place: Place) -> list[Item]:
-    """Reads the items from a manifest. Raises OursError with what is wrong; the line of the foreach is the caller's."""
-    try:
-        with file.open("rb") as opened:
-            content = opened.read(limits.PLAN_MANIFEST_BYTES_MAX + 1)
-    except FileNotFoundError:
-        raise OursError(f"{file} is not there; a task that this one depends on has to write it") from None
-    return items_at(content, place)
-
-
 def items_at(content: bytes, place: Place) -> list[Item]:
-    """The items at this place of a manifest."""
+    """The items at this place of a manifest. Raises OursError with what is wrong; its line is known to the caller."""
     if len(content) > limits.PLAN_MANIFEST_BYTES_MAX:
         raise OursError(f"{place.file} is larger than {limits.PLAN_MANIFEST_BYTES_MAX:,} bytes; split it")
     text = _decoded(content, place)

@@ -17,7 +17,7 @@ __all__ = ["Finding", "FoundModel", "Origin", "Shelf"]
 
 
 class Origin(StrEnum):
-    """Whence a model is known."""
+    """Where a model is known from."""
 
     CONFIG = "config"
     NAMED = "named"  # a caller made the name

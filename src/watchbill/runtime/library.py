@@ -154,7 +154,7 @@ class Library:
         return self._is_default or model.name not in self._declared.models
 
     def origin_of(self, model: Model) -> Origin:
-        """Whence a model of the catalog is known."""
+        """Where a model of the catalog is known from."""
         if model.name in self._declared.models:
             return Origin.CONFIG
         found = next((each for each in self._finding.models if str(each.file) == model.source), None)

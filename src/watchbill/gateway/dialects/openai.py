@@ -98,7 +98,7 @@ class OpenAiApi:
         return self._pass_on(context, whole)
 
     async def _shorter(self, context: RequestContext, submission: Submission, body: Fields) -> Answer:
-        """Embeddings of so many dimensions. Most engines ignore the wish, so vectors that are longer are cut here."""
+        """Embeddings of so many dimensions. Most engines ignore the field, so longer vectors are cut here."""
         wanted, form = int(cast("float", body["dimensions"])), body.get("encoding_format") or "float"
         if form not in ("float", "base64"):
             raise RequestError("encoding_format must be float or base64")

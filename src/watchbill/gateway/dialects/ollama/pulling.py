@@ -107,7 +107,7 @@ class Pulling:
         if source is not None and not await asyncio.to_thread(source.exists):
             if source.name != SMOLLM2_FILE:
                 raise PullFailed(
-                    f"the file of {model.name} is missing, and the config does not say whence it came"
+                    f"the file of {model.name} is missing, and the config does not say where it came from"
                 )
             async for step in self._in_thread(_Smollm2(source.parent)):
                 yield step
