@@ -457,6 +457,21 @@ FOREIGN: tuple[tuple[str, str, tuple[str, ...]], ...] = (
         "/v1/images/edits", "/v1/images/variations", "/v1/responses/compact",
     )),
     ("openai", "get", ("/v1/models", "/v1/models/{id}", "/models", "/v1/audio/voices", "/v1/realtime")),
+    ("openai", "post", (
+        "/responses", "/responses/input_tokens", "/responses/compact", "/responses/{id}/cancel", "/files", "/batches",
+        "/batches/{id}/cancel", "/audio/speech", "/audio/transcriptions", "/audio/translations", "/images/generations",
+        "/images/edits", "/images/variations",
+    )),
+    ("openai", "get", (
+        "/models/{id}", "/responses/{id}", "/responses/{id}/input_items", "/files", "/files/{id}",
+        "/files/{id}/content", "/batches", "/batches/{id}", "/audio/voices",
+    )),
+    ("openai", "delete", ("/responses/{id}", "/files/{id}")),
+    ("anthropic", "post", (
+        "/messages", "/messages/count_tokens", "/messages/batches", "/messages/batches/{id}/cancel",
+    )),
+    ("anthropic", "get", ("/messages/batches", "/messages/batches/{id}", "/messages/batches/{id}/results")),
+    ("anthropic", "delete", ("/messages/batches/{id}",)),
     ("azure", "post", (
         "/openai/v1/chat/completions", "/openai/v1/completions", "/openai/v1/embeddings",
         *(each + path for each in AZURE for path in (

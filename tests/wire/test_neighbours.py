@@ -19,6 +19,8 @@ PASSED = [
     "/v1/rerank", "/v1/reranking", "/v2/rerank", "/rerank", "/reranking", "/infill", "/tokenize", "/detokenize",
     "/apply-template", "/v1/audio/speech", "/v1/images/generations",
 ]  # fmt: skip
+#: Of what the engine makes, the addresses that are served without /v1, too.
+PASSED_ON_BESIDE_V1 = ["/audio/speech", "/images/generations"]
 READ = ["/props", "/slots", "/v1/audio/voices"]
 
 
@@ -67,6 +69,47 @@ async def test_openai_is_served_below_other_addresses(prefix: str) -> None:
         assert answer.json["choices"][0]["message"]["content"] == "hello there"
         refused = await opened.ask(f"{prefix}/chat/completions", {**CHAT, "model": "nope"})
         assert (refused.status, refused.code) == (404, "model_not_found")
+
+
+async def test_clients_whose_base_address_lacks_v1_find_what_they_find_below_it() -> None:
+    """LANE-01, issue 18: chat was there, and OpenAI's responses, which its clients ask first, were not."""
+    async with open_gateway(repeat) as opened:
+        for path in PASSED_ON_BESIDE_V1:
+            answer = await opened.ask(path, {"model": "a"})
+            assert (answer.status, answer.json["path"]) == (200, f"/v1{path}")
+        form = b'--b\r\nContent-Disposition: form-data; name="model"\r\n\r\na\r\n--b--\r\n'
+        headers = {"Content-Type": "multipart/form-data; boundary=b"}
+        heard = await opened.ask("/audio/transcriptions", form, headers=headers)
+        assert heard.json["path"] == "/v1/audio/transcriptions"
+        assert (await opened.ask("/audio/voices?model=a")).json["path"] == "/v1/audio/voices"
+    async with open_gateway(HELLO) as opened, openai.AsyncOpenAI(base_url=opened.url, api_key="x") as client:
+        made = await client.responses.create(model="a", input="hi")
+        assert made.output_text == "hello there"
+        assert (await client.models.retrieve("a")).id == "a"
+        assert (await opened.ask("/files")).status == (await opened.ask("/v1/files")).status
+        body = {**CHAT, "max_tokens": 5}
+        said = await opened.ask("/messages", body)
+        assert said.json["content"][0]["text"] == "hello there"
+        refused = await opened.ask("/messages", {**body, "model": "nope"})
+        assert (refused.status, refused.json["type"]) == (404, "error")
+
+
+@pytest.mark.parametrize(
+    ("asked", "meant"),
+    [
+        ("/v1/v1/messages", "/v1/messages"), ("/v1/chat/completions/", "/v1/chat/completions"),
+        ("/v1/api/tags", "/api/tags"), ("//v1/models", "/v1/models"), ("/v1/health", "/health"),
+        ("/v1/v1/models/a", "/v1/models/a"), ("/lane/batch/chat/completions", "/lane/batch/v1/chat/completions"),
+        ("/lane/batch/v1/v1/models", "/lane/batch/v1/models"),
+    ],
+)  # fmt: skip
+async def test_a_base_address_that_is_not_quite_right_is_told(asked: str, meant: str) -> None:
+    """LANE-01: one /v1 too many or too few, or a slash at the end, is the commonest mistake in a client's settings."""
+    async with open_gateway(HELLO) as opened:
+        answer = await opened.ask(asked, CHAT)
+        told = answer.json["error"]["message"]
+        assert answer.status == 404 and told.endswith(f"; did you mean {meant!r}?")
+        assert "did you mean" not in (await opened.ask("/v1/nothing", CHAT)).json["error"]["message"]
 
 
 async def test_azures_client_is_served() -> None:

@@ -54,16 +54,19 @@ Route = tuple[str, str, Access, Handler]
 
 #: Before an address of /v1 or /api: the lane of callers who can only set a base address.
 LANE_PREFIX = "/lane/{lane}"
+#: Those of `PASSED` that are served without /v1, too, and have no address of their own there.
+PASSED_BESIDE_V1 = ("/v1/audio/speech", "/v1/images/generations")
 #: Addresses of engines that have them; nothing in them is ours.
 PASSED = (
-    "/v1/rerank", "/v1/reranking", "/v2/rerank", "/rerank", "/reranking", "/v1/audio/speech", "/v1/images/generations",
+    "/v1/rerank", "/v1/reranking", "/v2/rerank", "/rerank", "/reranking", *PASSED_BESIDE_V1,
     "/infill", "/tokenize", "/detokenize", "/apply-template",
 )  # fmt: skip
 PASSED_FORMS = (
     "/v1/audio/transcriptions", "/v1/audio/translations", "/v1/images/edits", "/v1/images/variations",
 )  # fmt: skip
+VOICES = "/v1/audio/voices"
 #: Those that are only read; the model is in the query.
-PASSED_READS = ("/v1/audio/voices", "/props", "/slots")
+PASSED_READS = (VOICES, "/props", "/slots")
 #: Before OpenAI's addresses: none, for clients whose base address lacks /v1, and those of Azure.
 BESIDE_V1 = ("", "/openai/v1", "/openai/deployments/{deployment}")
 #: Azure's, in place of /v1: its newer clients have the one, its older ones the other.
@@ -221,10 +224,28 @@ class Gateway(Services):
             ("POST", "/api/embeddings", Access.KEY, api.embeddings),
             ("GET", "/api/status", Access.KEY, api.status),
             *self._library_addresses(),
+            *self._bare_addresses(),
+        ]
+
+    def _bare_addresses(self) -> list[Route]:
+        """OpenAI's and Anthropic's addresses for clients whose base address lacks /v1; `_neighbours` has chat's."""
+        passed = self._passthrough
+        below_v1 = [
+            ("GET", "/v1/models", Access.KEY, self._openai.models),
+            ("GET", "/v1/models/{id:.+}", Access.KEY, self._openai.model),
+            *self._kept_addresses(),
+            *(("POST", path, Access.KEY, passed.at(path)) for path in PASSED_BESIDE_V1),
+            *(("POST", path, Access.KEY, passed.form_at(path)) for path in PASSED_FORMS),
+            ("GET", VOICES, Access.KEY, passed.get_at(VOICES)),
+            ("POST", "/v1/messages", Access.KEY, self._anthropic.messages),
+            ("POST", "/v1/messages/count_tokens", Access.KEY, self._anthropic.count_tokens),
+        ]
+        return [
+            (method, path.removeprefix("/v1"), access, handler) for method, path, access, handler in below_v1
         ]
 
     def _neighbours(self) -> list[Route]:
-        """Addresses of other programs that clients know: llama-swap, LM Studio, Azure, and OpenAI's without /v1."""
+        """Addresses of other programs that clients know: llama-swap, LM Studio, Azure, OpenAI's chat without /v1."""
         v1, swap, studio = self._openai, self._llama_swap, self._lmstudio
         own = {"/chat/completions": v1.chat, "/completions": v1.completions, "/embeddings": v1.embeddings}
         return [
@@ -239,7 +260,6 @@ class Gateway(Services):
                 for path in ("/chat/completions", "/completions")
             ),
             ("GET", "/v1/realtime", Access.KEY, self._websockets.realtime),
-            ("GET", "/models", Access.KEY, v1.models),
             *(
                 (method, prefix + path.removeprefix("/v1"), access, handler)
                 for prefix in AZURE
@@ -344,7 +364,10 @@ class Gateway(Services):
 
     async def lost(self, context: RequestContext) -> Answer:
         """An unknown address."""
-        raise NotFound(f"nothing is served at {quoted(context.request.path)}")
+        path = context.request.path
+        near = self._served.near(path)
+        hint = "" if near is None else f"; did you mean {quoted(near)}?"
+        raise NotFound(f"nothing is served at {quoted(path)}{hint}")
 
     async def wrong_method(self, context: RequestContext) -> Answer:
         """A known address with a method that it does not have."""

@@ -8,7 +8,7 @@ work held. Requests of clients are admitted by their key, and may bring an id of
 import asyncio
 import logging
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Protocol, TypeVar
 from urllib.parse import unquote
 
@@ -31,6 +31,8 @@ Outcome = TypeVar("Outcome", bound="HasStatus")
 _log = logging.getLogger("watchbill.gateway")
 
 _VARIABLE = re.compile(r"\{(\w+)(?::([^{}]+))?\}")
+_LANE = re.compile(r"/lane/[^/]+(?=/)")
+_SLASHES = re.compile(r"/{2,}")
 
 
 class Routes:
@@ -72,6 +74,25 @@ class Routes:
         path = request.target.partition("?")[0]
         fixed = {method for method, known in self._fixed if known in (path, request.path)}
         return fixed | {method for method, pattern, _ in self._patterns if pattern.fullmatch(path)}
+
+    def near(self, path: str) -> str | None:
+        """The served address that an unknown one stands for, where the client's base address is not quite right."""
+        return next((each for each in _mended(path) if self._knows(each)), None)
+
+    def _knows(self, path: str) -> bool:
+        return any(known == path for _, known in self._fixed) or any(
+            pattern.fullmatch(path) for _, pattern, _ in self._patterns
+        )
+
+
+def _mended(path: str) -> Iterator[str]:
+    """An address without needless slashes; the same without its first part (a second /v1); and with a /v1 before it."""
+    before = found[0] if (found := _LANE.match(path)) else ""
+    plain = _SLASHES.sub("/", path.removeprefix(before)).rstrip("/")
+    rest = plain[1:].partition("/")[2]
+    for each in (plain, f"/{rest}" if rest else "", f"/v1{plain}"):
+        if each:
+            yield before + each
 
 
 def _compile(pattern: str) -> re.Pattern[str]:

@@ -1,7 +1,7 @@
 """The answer to a request that failed, in the dialect of its address.
 
     /v1/messages...   Anthropic   {"type": "error", "error": {"type", "message"}}
-                                  (what else Anthropic's clients ask for, by their header, too)
+                                  (also without /v1, and what else Anthropic's clients ask for, by their header)
     /api/..., /       Ollama      {"error": "a text"}; a full lane is 503; unknown addresses answer in plain text
     anything else     OpenAI      (LM Studio's /api/v0/..., too)
                                   {"error": {"message", "type", "param", "code"}}
@@ -10,6 +10,7 @@ with or without a lane's name before it (/lane/NAME/api/...). A key that is refu
 in a shape that the client understands, too.
 """
 
+import re
 from collections.abc import Mapping
 
 from watchbill.errors import TheirsError
@@ -21,6 +22,8 @@ from watchbill.gateway.http.messages import Response
 from watchbill.gateway.request_context import RequestContext
 
 __all__ = ["refusal"]
+
+_MESSAGES = re.compile(r"(?:/v1)?/messages(?:/|$)")
 
 
 def refusal(
@@ -34,6 +37,6 @@ def refusal(
         path = "/" + path.removeprefix("/lane/").partition("/")[2]
     if path == "/" or (path.startswith("/api/") and not path.startswith("/api/v0/")):
         return ollama_error(error, lines)
-    if path == "/v1/messages" or path.startswith("/v1/messages/") or is_anthropic(context):
+    if _MESSAGES.match(path) or is_anthropic(context):
         return anthropic_error(error, context, beside)
     return as_response(error, lines, beside)
