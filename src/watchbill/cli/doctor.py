@@ -7,13 +7,14 @@ import contextlib
 import json as jsonlib
 import os
 import platform
+import shlex
 import shutil
 import stat
 import sys
 from enum import StrEnum
 from importlib import metadata
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 from cyclopts import Parameter
 
@@ -30,6 +31,9 @@ from watchbill.probes import ProbeError
 from watchbill.probes.ram import RamProbe
 from watchbill.root import LAYOUT_VERSION, Root
 from watchbill.units import format_bytes
+
+if TYPE_CHECKING:
+    from watchbill.config.load import Loaded
 
 __all__ = ["Finding", "Health", "check_all", "doctor"]
 
@@ -167,11 +171,16 @@ def check_root(root: Root) -> list[Finding]:
         return [Finding("root", Health.FAIL, text, "upgrade Watchbill, or name another root with --root")]
     if not os.access(root.path, os.R_OK | os.W_OK | os.X_OK):
         return [
-            Finding("root", Health.FAIL, f"{root.path} is not writable", f"sudo chown -R $USER {root.path}")
+            Finding(
+                "root",
+                Health.FAIL,
+                f"{root.path} is not writable",
+                f"sudo chown -R $USER {shlex.quote(str(root.path))}",
+            )
         ]
     open_to = stat.S_IMODE(root.path.stat().st_mode) & 0o077
     if open_to:
-        advice = f"chmod 700 {root.path}"
+        advice = shlex.join(["chmod", "700", str(root.path)])
         first = Finding("root", Health.WARN, f"{root.path} can be entered by other users", advice)
     else:
         first = Finding("root", Health.OK, f"{root.path}, layout {version or 'new'}")
@@ -216,7 +225,7 @@ def check_config(path: Path | None, root: Root) -> list[Finding]:
     if loaded.file is None and not all(
         Path(model.source or "").exists() for model in loaded.catalog.models.values()
     ):
-        return [Finding("config", Health.OK, told, f"{root.command('up')} fetches its model first")]
+        return [_check_without_config(loaded, told, root)]
     return [
         Finding("config", Health.OK, told),
         *(
@@ -224,6 +233,26 @@ def check_config(path: Path | None, root: Root) -> list[Finding]:
             for found in examine(loaded, look_at(loaded, root))
         ),
     ]
+
+
+def _check_without_config(loaded: "Loaded", told: str, root: Root) -> Finding:
+    """What `up` would serve where neither a config nor the embedded model is here."""
+    from watchbill.runtime.library import Library, without_missing
+
+    first = Finding("config", Health.OK, told, f"{root.command('up')} fetches its model first")
+    if not os.access(root.models, os.R_OK | os.X_OK):  # not made yet, or what the check of the root tells
+        return first
+    try:
+        others = without_missing(loaded.catalog, root.models)
+        if others is loaded.catalog:
+            return first
+        count = len(Library.of(root.models, others, is_default=True).catalog.models)
+    except WatchbillError as error:
+        return Finding("model names", Health.FAIL, str(error))
+    text = f"none; without one the {count} models that are here are served"
+    if count == 1:
+        text = "none; without one the model that is here is served"
+    return Finding("config", Health.OK, text, f"{root.command('list')} shows what")
 
 
 def check_models(root: Root) -> list[Finding]:

@@ -2,7 +2,10 @@
 
 import json
 import os
+import stat
+import subprocess
 
+from gguf_models import GgufFiles
 from watchbill.root import LAYOUT_VERSION, Root
 
 
@@ -139,6 +142,33 @@ def test_a_log_of_a_model_that_is_not_there_names_those_that_are(alone):
     assert done.returncode == 1
     assert "there are logs of: qwen" in done.stderr
     assert "terminal" not in done.stderr
+
+
+def test_without_a_config_doctor_tells_the_models_that_are_served(alone, gguf_files: GgufFiles):
+    """design 9: it said that the embedded model would be fetched, which `up` does only where no other model is."""
+    root = Root(alone.home / "root")
+    root.create()
+    root.models.mkdir(exist_ok=True)
+    assert "fetches its model first" in alone("doctor").stdout
+    (root.models / "one.gguf").write_bytes(gguf_files.chat("1MB").read_bytes())
+    assert findings(alone("doctor", "--json"))["config"] == (
+        "ok", "none; without one the model that is here is served"
+    )  # fmt: skip
+    (root.models / "two.gguf").write_bytes(gguf_files.chat("1MB").read_bytes())
+    told = alone("doctor").stdout
+    assert "none; without one the 2 models that are here are served" in told
+    assert "fetches" not in told
+
+
+def test_what_mends_a_root_works_when_it_is_pasted(alone, tmp_path):
+    """Style 11: the hint works when it is pasted, also where the path has spaces."""
+    root = Root(tmp_path / "a root")
+    root.create()
+    os.chmod(root.path, 0o755)
+    advice = json.loads(alone("doctor", "--json", "--root", str(root.path)).stdout)["findings"]
+    hint = next(each["advice"] for each in advice if each["name"] == "root")
+    subprocess.run(hint, shell=True, check=True, timeout=30)
+    assert stat.S_IMODE(root.path.stat().st_mode) == 0o700
 
 
 def test_broken_and_unfinished_model_files_are_named(alone):
