@@ -205,7 +205,7 @@ def ask_to_resume(disk: Steps) -> None:
 
 #: What people ask for at any moment.
 _REQUESTS: dict[str, Callable[[Steps], None]] = {
-    "cancels": lambda disk: ask_to_cancel(disk, BATCH),
+    "cancels": lambda disk: ask_to_cancel(disk, BATCH, "cancelled"),
     "retries": lambda disk: ask_to_reopen(disk, Reopening("retried", BATCH, PLAN, ("one",))),
     "resumes": ask_to_resume,
 }

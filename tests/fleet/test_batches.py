@@ -450,6 +450,30 @@ def test_a_batch_that_waits_for_a_coordinator_is_not_to_be_submitted_again(fleet
     assert fleet.status(batch)["state"] == "submitted"
 
 
+def test_what_is_asked_behind_an_unread_cancel_is_refused(fleet: FleetFolder) -> None:
+    """PLAN-07: retry and approve said that the task will run, and the cancel was obeyed behind them; resume said to
+    cancel the batch first."""
+    (fleet.root / "permissions.toml").write_text('ask = ["printf *"]\n')
+    fleet.write_plan(
+        "p",
+        "### a\n- **command**: `printf x`\n### b\n- **command**: `false`\n- **retries**: 0\n"
+        "### c\n- **command**: `sleep 600`\n",
+    )
+    brain = fleet.start_coordinator()
+    fleet.start_agent("cpu-1")
+    batch = fleet.submit("p")
+    wait_until(lambda: fleet.status(batch)["counts"] == {"manual": 1, "failed": 1, "running": 1})
+    brain.kill()
+    brain.wait(PATIENCE_S)
+    assert fleet.plan("cancel", batch).returncode == 0
+    for words in (("retry", "b"), ("approve", "a"), ("deny", "a"), ("resume", batch)):
+        refused = fleet.plan(*words)
+        assert refused.returncode == 2 and "is about to be cancelled" in refused.stderr, refused.stderr
+    fleet.start_coordinator()
+    wait_until(lambda: fleet.status(batch)["state"] == "cancelled")
+    assert fleet.plan("retry", "b").returncode == 0
+
+
 def test_a_retry_says_what_it_does_not_run_and_what_it_runs_beside_the_task(fleet: FleetFolder) -> None:
     """PLAN-05, PLAN-07: what would be skipped again is refused; what was cancelled goes on with its batch."""
     tasks = "### bad\n- **command**: `test -e {BATCH_PATH}/go`\n- **retries**: 0\n"

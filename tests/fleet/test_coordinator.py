@@ -511,6 +511,32 @@ def test_a_cancelled_batch_leaves_the_board(rig: Rig) -> None:
     assert os.listdir(rig.root / places.INBOX) == []
 
 
+def test_a_cancel_is_obeyed_once_whoever_dies_before_it_is_removed(rig: Rig) -> None:
+    """PLAN-07, FLEET-09: the batch was cancelled, the coordinator died, and the batch that was resumed since was
+    cancelled again by the same file."""
+    rig.submit("b1", "p", "### a\n- **command**: `true`\n")
+    rig.brain.turn(0)
+    ask_to_cancel(rig.disk, "b1")
+    cancel = rig.root / places.INBOX / "b1.cancel"
+    content = cancel.read_bytes()
+    rig.brain.turn(1)
+    assert [entry["e"] for entry in rig.journal("b1")][-1] == "ended"
+    rig.brain.close()
+    cancel.write_bytes(content)
+    ask_to_reopen(rig.disk, Reopening("r1", "b1", "p", reads_plan=True))
+    rig.brain = rig.new_brain(2)
+    rig.brain.turn(3)
+    [(name, _)] = rig.claim()
+    rig.report(name)
+    rig.brain.turn(4)
+    assert rig.kinds("b1", "ended")[-1]["outcome"] == "complete"
+    assert len(rig.kinds("b1", "cancel")) == 1 and os.listdir(rig.root / places.INBOX) == []
+    ask_to_reopen(rig.disk, Reopening("r2", "b1", "p", ("a",)))
+    ask_to_cancel(rig.disk, "b1")  # another one
+    rig.brain.turn(5)
+    assert len(rig.kinds("b1", "cancel")) == 2
+
+
 def test_a_coordinator_that_was_superseded_ends_before_it_touches_the_board(rig: Rig) -> None:
     """R13."""
     old = rig.brain

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from watchbill.cli.fleet_root import open_fleet
-from watchbill.cli.plan_batches import asked, batch_of_task
+from watchbill.cli.plan_batches import asked, batch_of_task, refuse_if_to_be_cancelled
 from watchbill.cli.terminal import Terminal, plain
 from watchbill.errors import OursError
 from watchbill.files.host import host_name
@@ -63,6 +63,7 @@ def answer_questions(
     """`plan approve TASK` and `plan deny TASK`: leave the answer for the coordinator."""
     folder, disk = open_fleet(root)
     place, ledger = batch_of_task(disk, tasks[0], batch)
+    refuse_if_to_be_cancelled(disk, ledger)
     meant = [each for task in tasks for each in _waiting(folder, ledger, task)]
     digests = {task: question_of(ledger, task).digest for task in meant}
     who = f"{_user()}@{host_name()}"

@@ -24,6 +24,7 @@ from watchbill.fleet.folder.requests import (
     Reopening,
     ask_to_cancel,
     ask_to_reopen,
+    cancel_request,
     has_request,
     new_request_id,
 )
@@ -346,6 +347,17 @@ def _refuse_unopened(disk: FolderDisk, place: BatchPlace) -> None:
         )
 
 
+def refuse_if_to_be_cancelled(disk: FolderDisk, ledger: Ledger) -> None:
+    """Refuse to go on with a batch while a request to cancel it is unread: it would be obeyed behind this one."""
+    request = cancel_request(disk, ledger.batch)
+    if request is not None and (not request or request not in ledger.cancels):
+        follow = places.fleet_command(disk.root, "plan", "status", ledger.batch, "--follow")
+        raise OursError(
+            f"{ledger.batch} is about to be cancelled, as somebody asked before",
+            hint=f"wait for it: {follow}",
+        )
+
+
 def _nearest_task(task: str, ledger: Ledger) -> str:
     """A question that names the task which may be meant; "" where none is near."""
     near = nearest(task, ledger.tasks())
@@ -375,6 +387,7 @@ def retry_tasks(tasks: Sequence[str], *, batch: str | None, root: Path | None, q
     """`plan retry`: run these tasks again, and what depends on them; everything else stays as it is."""
     folder, disk = open_fleet(root)
     place, ledger = batch_of_task(disk, tasks[0], batch)
+    refuse_if_to_be_cancelled(disk, ledger)
     _refuse_unknown(ledger, tasks)
     running = [task for task in tasks if ledger.phase(task) in (Phase.WAITING, Phase.READY, Phase.ISSUED)]
     # A task that waits for its next attempt has none under way: it need not wait any longer.
@@ -467,6 +480,8 @@ def resume_batch(
     if not place.has_journal or not ledger.is_open:
         hint = f"submit it again: {places.fleet_command(folder, 'plan', 'submit', place.plan)}"
         raise OursError(f"{place.batch} has no journal to go on from", hint=hint)
+    if not explain:
+        refuse_if_to_be_cancelled(disk, ledger)
     if ledger.outcome is None:
         hint = f"cancel it first: {places.fleet_command(folder, 'plan', 'cancel', place.batch)}"
         raise OursError(f"{place.batch} still runs", hint=hint)

@@ -20,7 +20,7 @@ from watchbill.fleet.coordinator.acts import Acts
 from watchbill.fleet.coordinator.opening import opening, reopening
 from watchbill.fleet.folder import places
 from watchbill.fleet.folder.disk import Disk
-from watchbill.fleet.folder.requests import Reopening
+from watchbill.fleet.folder.requests import Reopening, cancel_request
 from watchbill.fleet.folder.values import encode
 from watchbill.fleet.logs import Part
 from watchbill.fleet.state.approving import Answer, entries_of, question_of
@@ -241,9 +241,11 @@ class Inbox:
         if found is None and (why := self._active.left_alone.get(batch)) is not None:
             self._acts.later(lambda: self._refuse(name, f"{batch} cannot be cancelled: {why}"))
             return
-        if found is not None and not found.ledger.is_cancelled:
+        request = cancel_request(self._disk, batch) or ""
+        was_obeyed = found is not None and request and request in found.ledger.cancels
+        if found is not None and not found.ledger.is_cancelled and not was_obeyed:
             recalled = list(found.ledger.by_token)
-            self._active.decide(batch, Cancel(), now_ms)
+            self._active.decide(batch, Cancel(request), now_ms)
             self._acts.recall(recalled)
         self._acts.remove(f"{places.INBOX}/{name}")
 

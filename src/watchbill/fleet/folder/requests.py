@@ -5,8 +5,9 @@
     brain/inbox/BATCH.ID.approve      the answer to a question about tasks of it (`approving`)
 
 Each is written whole and durably, by any program that may write there; the coordinator obeys and removes it. A request
-to reopen has an id, because a coordinator may die between obeying and removing. Requests are obeyed in the order of
-their ids: those of one machine in the order in which they were made, also when no coordinator ran at that time.
+has an id, because a coordinator may die between obeying and removing; that to cancel may also be an empty file.
+Requests to go on are obeyed in the order of their ids: those of one machine in the order in which they were made, also
+when no coordinator ran at that time. A request to cancel comes behind them.
 """
 
 import json
@@ -16,13 +17,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from watchbill.errors import OursError
+from watchbill.files.atomic import NotAFile
+from watchbill.fleet import limits
 from watchbill.fleet.folder import places
 from watchbill.fleet.folder.disk import Disk
 from watchbill.fleet.folder.values import Fields, fields_of
 from watchbill.names import check_folder_name, check_plain_name
 from watchbill.plans.batch import BelowRoot, decoded_inputs, encoded_inputs
 
-__all__ = ["Reopening", "ask_to_cancel", "ask_to_reopen", "has_request", "new_request_id"]
+__all__ = ["Reopening", "ask_to_cancel", "ask_to_reopen", "cancel_request", "has_request", "new_request_id"]
 
 _FORMAT = 1
 
@@ -75,9 +78,20 @@ def new_request_id() -> str:
     return f"{time.time_ns():016x}-{secrets.token_hex(3)}"
 
 
-def ask_to_cancel(disk: Disk, batch: str) -> None:
-    """Ask the coordinator to cancel a batch."""
-    disk.put(f"{places.INBOX}/{check_plain_name(batch, 'a batch')}.cancel", b"{}\n", durable=True)
+def ask_to_cancel(disk: Disk, batch: str, request: str = "") -> None:
+    """Ask the coordinator to cancel a batch; without the id of a request under a new one."""
+    content = json.dumps({"id": request or new_request_id()}).encode() + b"\n"
+    disk.put(f"{places.INBOX}/{check_plain_name(batch, 'a batch')}.cancel", content, durable=True)
+
+
+def cancel_request(disk: Disk, batch: str) -> str | None:
+    """The id of the request to cancel a batch that lies in the inbox: "" for one without, None where there is none."""
+    try:
+        return fields_of(disk.read(f"{places.INBOX}/{batch}.cancel", limits.FLEET_FILE_BYTES_MAX)).text("id")
+    except FileNotFoundError:
+        return None
+    except (NotAFile, ValueError):
+        return ""
 
 
 def ask_to_reopen(disk: Disk, request: Reopening) -> None:

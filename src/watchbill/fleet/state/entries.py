@@ -267,6 +267,10 @@ class Deny:
 class Cancel:
     """The batch is not wanted any more: whatever has not ended is cancelled."""
 
+    request: str = (
+        ""  # its id: one that is found twice is obeyed once, or it would cancel a batch that goes on since
+    )
+
 
 @dataclass(frozen=True, slots=True)
 class Ended:
@@ -406,6 +410,6 @@ _READERS: dict[str, Callable[[Fields], Entry]] = {
         line.text("task"), line.text("who"), line.text("digest"), line.whole("at_ms")
     ),
     "deny": lambda line: Deny(line.text("task"), line.text("who"), line.text("reason"), line.whole("at_ms")),
-    "cancel": lambda _: Cancel(),
+    "cancel": lambda line: Cancel(line.text("request")),
     "ended": lambda line: Ended(Outcome(line.text("outcome")), line.whole("at_ms")),
 }

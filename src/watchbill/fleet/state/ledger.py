@@ -177,6 +177,7 @@ class Ledger:
         self.expandable: dict[str, None] = {}  # templates whose dependencies are satisfied
         self.sequence = 0  # the highest of its slips
         self.requests: set[str] = set()  # by which it was reopened
+        self.cancels: set[str] = set()  # requests by which it was cancelled
         #: The tasks that the newest request asked for; none: all that did not complete.
         self.again: frozenset[str] = frozenset()
         self.former: dict[str, Former] = {}
@@ -331,6 +332,7 @@ class Ledger:
             case Expand():
                 return self._expand(entry)
             case Cancel():
+                self.cancels.add(entry.request)
                 return self._cancel()
             case Ended():
                 return self._end(entry)
