@@ -38,7 +38,7 @@ class UnitWorld:
 
     def __init__(self, tmp_path: Path, host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
         self.limits = monkeypatch
-        self.root = tmp_path / "root"
+        self.root = tmp_path / "a root"
         self.root.mkdir()
         self.host = host
         self.rules = EngineRules("systemd", "systemd")
@@ -165,9 +165,11 @@ class TestSystemd(ForeignContract):
         assert world.present() == set()
 
     async def test_an_intent_that_nobody_took_is_withdrawn(self, foreign: Foreign, world: UnitWorld) -> None:
-        """A reactor that starts later must not find yesterday's wishes."""
+        """A reactor that starts later must not find old intents. What mends it works when it is pasted."""
         await world.vanish()
-        with pytest.raises(LoadError, match=r"watchbill reactor --root .* --allow watchbill-one.service"):
+        with pytest.raises(
+            LoadError, match=r"watchbill reactor --root '/.*/a root' --allow watchbill-one.service"
+        ):
             await within(10, foreign.engine.load(world.model("one"), 1))
         assert list((world.root / "reactor" / "intents").iterdir()) == []
         assert world.host.calls() == []

@@ -10,6 +10,7 @@ them stopped, or takes one over that it is asked for first.
 
 import asyncio
 import logging
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -159,9 +160,9 @@ class SystemdHost:
             self._mailbox.withdraw(intent)
 
     def _no_reactor(self, model: Model) -> str:
-        told = f"watchbill reactor --root {self._mailbox.root} --allow {unit_of(model)}"
+        command = ["watchbill", "reactor", "--root", str(self._mailbox.root), "--allow", unit_of(model)]
         bound = format_millis(reactor_limits.REACTOR_ANSWER_MS)
-        return f"no reactor answered within {bound}; run on the host: {told}"
+        return f"no reactor answered within {bound}; run on the host: {shlex.join(command)}"
 
     async def _answer(self, intent: Intent) -> Answer | None:
         """The answer; None when no reactor takes the intent, or the reactor that took it does not answer."""
