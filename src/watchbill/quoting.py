@@ -1,11 +1,16 @@
 """Texts from outside in messages: escaped and cut, so that none harms a terminal or fills a log."""
 
+import re
+
 from watchbill.limits import QUOTED_CHARS_MAX, SAID_CHARS_MAX
 
-__all__ = ["cut", "described", "harmless", "on_one_line", "quoted"]
+__all__ = ["cut", "described", "harmless", "on_one_line", "quoted", "why_no_json"]
 
 #: Tab and newline stay; ESC, bell, carriage return, C1 codes and the like do not reach a terminal.
 _UNSAFE = {code: "\ufffd" for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\n\t"}
+
+#: The first half of a UTF-16 pair without the second one. Of several backslashes each second one is a character.
+_HALF_CHARACTER = re.compile(rb"(?<!\\)(?:\\\\)*\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])")
 
 
 def harmless(text: str) -> str:
@@ -24,6 +29,13 @@ def quoted(value: object, chars_max: int = QUOTED_CHARS_MAX) -> str:
         return cut(ascii(value), chars_max)
     shown = ascii(cut(value, chars_max))  # escapes make a text up to ten times as long: "\U0010ffff"
     return shown if len(shown) <= 2 * chars_max else f"{shown[: 2 * chars_max - 4]}...{shown[-1]}"
+
+
+def why_no_json(error: Exception, content: bytes | bytearray) -> str:
+    """What a decoder said of a text. Half a character, the commonest cause, is called truncated input by msgspec."""
+    if "surrogate" in str(error) or _HALF_CHARACTER.search(content):
+        return "a text was cut in the middle of a character, such as an emoji, and has half of it (\\ud83e)"
+    return str(error)
 
 
 def on_one_line(text: str, chars_max: int = SAID_CHARS_MAX) -> str:

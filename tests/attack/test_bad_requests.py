@@ -80,6 +80,20 @@ async def test_a_body_that_is_no_request_is_refused(path: str) -> None:
         assert not opened.peer.asked
 
 
+@pytest.mark.parametrize(
+    "text", ["x \\ud83e", "\\\\\\ud83e x", "x \\ud83e\\n", "\\udd86 x", "\\ud83e" + "x" * 200_000]
+)
+async def test_a_text_that_was_cut_within_an_emoji_is_told_as_such(text: str) -> None:
+    """R42: JavaScript cuts so, and its JSON says so; the decoder called it malformed, or truncated input."""
+    async with open_gateway() as opened:
+        content = f'{{"model": "a", "messages": [{{"role": "user", "content": "{text}"}}]}}'.encode()
+        answer = await opened.ask("/v1/chat/completions", content)
+        assert answer.status == 400
+        assert "cut in the middle of a character" in answer.json["error"]["message"]
+        truncated = await opened.ask("/v1/chat/completions", b'{"model": "a", "messages": "\\\\ud83e')
+        assert "cut in the middle" not in truncated.json["error"]["message"]
+
+
 async def test_a_body_without_a_usable_model_is_refused() -> None:
     """R43, R49"""
     async with open_gateway() as opened:

@@ -208,6 +208,14 @@ async def test_an_input_that_is_wrong_fails_with_its_line(wrong: str) -> None:
         assert opened.peer.asked == []
 
 
+async def test_a_line_that_was_cut_within_an_emoji_is_told_as_such() -> None:
+    """R42: the message was that the input is truncated."""
+    async with served() as (_, client):
+        batch = await ended(client, (await submit(client, jsonl([line("1", "\ud83e")]))).id)
+        assert batch.errors and batch.errors.data
+        assert "cut in the middle of a character" in batch.errors.data[0].message
+
+
 async def test_harmless_oddities_of_an_input_are_no_faults() -> None:
     """R42: a byte order mark, carriage returns, blank lines, spaces, no newline at the end, any text as id,
     a text that looks like many values."""

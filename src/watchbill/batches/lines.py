@@ -24,7 +24,7 @@ from watchbill.batches.limits import (
 from watchbill.decodable import has_more_values
 from watchbill.files.atomic import open_regular
 from watchbill.limits import JSON_VALUES_MAX
-from watchbill.quoting import quoted
+from watchbill.quoting import quoted, why_no_json
 
 __all__ = ["InputLine", "LineIndex", "decode_line", "read_body", "read_line", "scan"]
 
@@ -130,7 +130,7 @@ def _check(  # noqa: PLR0917  what a line is checked against
     except RecursionError:
         return Fault("invalid_json_line", "the line is nested too deeply", number)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        return Fault("invalid_json_line", f"the line is not JSON: {error}", number)
+        return Fault("invalid_json_line", f"the line is not JSON: {why_no_json(error, line)}", number)
     fault = _judge(asked, body, number, endpoint, seen)
     if fault is None:
         seen.add(asked.custom_id)

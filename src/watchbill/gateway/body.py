@@ -51,6 +51,7 @@ from watchbill.limits import (
     JSON_TURN_MS,
     JSON_WINDOW_BYTES,
 )
+from watchbill.quoting import why_no_json
 from watchbill.runtime.heap import return_freed
 from watchbill.runtime.ticket import Start
 from watchbill.units import format_bytes
@@ -291,7 +292,8 @@ def parse_object(body: bytes | bytearray, *, is_disguised: bool | None = None) -
     except RecursionError:
         raise RequestError(f"the body is nested deeper than {JSON_DEPTH_MAX}") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise RequestError(f"the body is not JSON: {error}" if body else "the body is empty") from None
+        why = f"the body is not JSON: {why_no_json(error, body)}" if body else "the body is empty"
+        raise RequestError(why) from None
     if not isinstance(value, dict):
         raise RequestError("the body must be a JSON object")
     found: dict[str, object] = value  # pyright: ignore[reportUnknownVariableType]  JSON has no other keys

@@ -41,6 +41,7 @@ from watchbill.limits import (
     JSON_VALUES_MAX,
     JSON_WINDOW_BYTES,
 )
+from watchbill.quoting import why_no_json
 from watchbill.steps import Steps
 
 __all__ = ["ESCAPED_NAME", "Lifted", "Piece", "lift"]
@@ -283,7 +284,7 @@ def _checked(text: bytes) -> bytes:
     try:
         _decode_text(text)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise RequestError(f"the body is not JSON: {error}") from None
+        raise RequestError(f"the body is not JSON: {why_no_json(error, text)}") from None
     return text[1:-1]
 
 
@@ -304,4 +305,5 @@ async def _end_of_text(body: bytes | bytearray, at: int) -> int:
             break
         at = end
         await asyncio.sleep(0)
-    raise RequestError("the body is not JSON: a text has no end, or what JSON does not allow in one")
+    wrong = ValueError("a text has no end, or what JSON does not allow in one")
+    raise RequestError(f"the body is not JSON: {why_no_json(wrong, bytes(view[at : at + 12]))}")
