@@ -358,8 +358,7 @@ def spell_key(path: KeyPath) -> str:
         if isinstance(part, int):
             spelled += f"[{part}]"
         else:
-            quoted = part if _BARE_KEY.fullmatch(part) else ascii(part).replace('"', '\\"')
-            quoted = quoted if quoted == part else f'"{quoted[1:-1]}"'
+            quoted = part if _BARE_KEY.fullmatch(part) else spell_value(part)
             spelled += f".{quoted}" if spelled else quoted
     return spelled
 

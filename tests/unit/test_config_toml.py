@@ -106,6 +106,12 @@ def test_a_key_is_spelled_as_toml_writes_it() -> None:
     assert spell_key(("models", "a", "aliases", 1)) == "models.a.aliases[1]"
 
 
+@pytest.mark.parametrize("key", ["größe", 'it\'s "x"', "a\\b", "\x9b\x1b", "\u202e", "", "a b"])
+def test_a_key_that_was_spelled_is_read_again(key: str) -> None:
+    """`config show` wrote "gr\\xf6\\xdfe" for a key of `set_fields`, which is no TOML."""
+    assert tomllib.loads(f"{spell_key((key,))} = 1") == {key: 1}
+
+
 @pytest.mark.parametrize("text", ['"""one # [1, 2]"""', "'''one # [1, 2]'''", '""" "" """""', "''' '' '''''"])
 def test_a_text_of_three_quotes_may_be_on_one_line(text: str) -> None:
     """What stands in it is no key, and the keys behind it have their lines."""
