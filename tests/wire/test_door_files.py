@@ -206,6 +206,17 @@ def read(pieces: list[bytes]) -> list[tuple[str, str, bytes]]:
     return parts
 
 
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 1000])
+def test_a_line_end_before_the_first_boundary_of_an_upload_is_no_part_of_it(size: int) -> None:
+    """LANE-01: in pieces of any size."""
+    whole = b"\r\n--b\r\nContent-Disposition: form-data; name=file; filename=f\r\n\r\nx\r\n--b--\r\n"
+    cut = [whole[at : at + size] for at in range(0, len(whole), size)]
+    assert read(cut) == [("file", "f", b"x")]
+    for wrong in (b"\r\n", b"\n", b"x"):
+        with pytest.raises(RequestError):
+            read([wrong, *cut])
+
+
 CONTENTS = st.lists(st.sampled_from([b"\r\n", b"--", b"--b", b"\r\n--", b"\r\n--a", b"x", b"\n", b"\r"])).map(
     b"".join
 )

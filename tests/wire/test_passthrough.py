@@ -46,6 +46,18 @@ async def post_form(opened: OpenGateway, body: bytes, kind: str = KIND):
     return await opened.ask("/v1/audio/transcriptions", body, headers={"Content-Type": kind})
 
 
+def test_a_line_end_before_the_first_boundary_is_no_part_of_a_form() -> None:
+    """LANE-01: clients that write one before each boundary got 400."""
+    body = b"\r\n" + form(("name=model", b"a"), ('name=file; filename="f"', SPOKEN))
+    assert [(part.name, bytes(part.content)) for part in parsed(body).parts] == [
+        ("model", b"a"),
+        ("file", SPOKEN),
+    ]
+    for wrong in (b"\r\n" + body, b"\n" + body, b"\r" + body, b"x" + body, b" " + body):
+        with pytest.raises(RequestError):
+            parsed(wrong)
+
+
 async def test_a_stream_of_events_passes_unchanged() -> None:
     """LANE-01: speech has events of its own kind and no [DONE]."""
     async with open_gateway(stream_of(*EVENTS)) as opened:

@@ -142,11 +142,15 @@ class FormReader:
             raise _unbounded()
 
     def _begin(self) -> None:
-        if len(self._held) >= len(self._line):
-            if not self._held.startswith(self._line):
-                raise _unbounded()
-            del self._held[: len(self._line)]
-            self._at = _At.AFTER
+        """A line end before the first boundary, which some clients send, is no part of the form."""
+        for begin in (self._line, b"\r\n" + self._line):
+            if self._held.startswith(begin):
+                del self._held[: len(begin)]
+                self._at = _At.AFTER
+                return
+            if begin.startswith(bytes(self._held[: len(begin)])):
+                return  # not enough of it yet
+        raise _unbounded()
 
     def _choose(self) -> None:
         if len(self._held) < 2:
@@ -193,10 +197,11 @@ async def parse_form(body: bytes | bytearray, content_type: str) -> Form:
     """The form in a body. Raises UnsupportedMedia for another kind of body, RequestError for a broken one."""
     boundary = _boundary(content_type)
     line = b"\r\n--" + boundary.encode()
-    if not body.startswith(line[2:]):
+    before = 2 if body.startswith(b"\r\n") else 0  # as in `FormReader`
+    if not body.startswith(line[2:], before):
         raise _unbounded()
-    begin, parts = len(line) - 2, list[Part]()
-    for cut in await _cuts(body, line):
+    begin, parts = before + len(line) - 2, list[Part]()
+    for cut in await _cuts(body, line, begin):
         parts.append(_part(body, begin, cut))
         begin = cut + len(line)
     if len(body) - begin > FORM_END_BYTES_MAX or body[begin:].strip(b" \t\r\n") != b"--":
@@ -204,9 +209,9 @@ async def parse_form(body: bytes | bytearray, content_type: str) -> Form:
     return Form(boundary, tuple(parts))
 
 
-async def _cuts(body: bytes | bytearray, line: bytes) -> list[int]:
-    """Where the parts end. Raises RequestError when there are too many."""
-    cuts, at = list[int](), len(line) - 2
+async def _cuts(body: bytes | bytearray, line: bytes, at: int) -> list[int]:
+    """Where the parts end, of which the first begins here. Raises RequestError when there are too many."""
+    cuts = list[int]()
     while at < len(body):
         stop = at + JSON_WINDOW_BYTES + len(line)
         cut = body.find(line, at, stop)
