@@ -482,6 +482,37 @@ async def test_another_site_serves_while_a_peer_is_away_and_the_peer_when_it_is_
             assert back
 
 
+async def test_another_site_serves_while_a_person_works_at_the_peer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """RES-23, SPOOL-10: under a lease that rests, what has no byte of its answer waited at the lender for as long as a
+    person worked there, with a free tier behind it. What has begun, or may not go there, waits."""
+    monkeypatch.setattr(leases, "QUIET_MS", 5_000)
+    async with (
+        peer_listening(stream_of(sse(*chat_events("something else")))) as cloud,
+        machine(tmp_path / "rig", rig_config("4s", 64, "requests_max = 1")) as (rig, there),
+        machine(tmp_path / "home", home_config(rig.serving.port, CLOUD.format(port=cloud.port))) as (home, _),
+    ):
+        body = BODY | {"model": "big"}
+        begun = asyncio.create_task(home.ask("/v1/chat/completions", body | {"stream": True}))
+        await eventually(lambda: any(r["state"] == "running" for r in there.requests()))
+        await asyncio.sleep(1.0)  # some of the answer's words
+        waiting = asyncio.create_task(home.ask("/v1/chat/completions", body))
+        await eventually(lambda: there.status()["lanes"]["leased:home"]["queued"])  # type: ignore[index]
+        assert (await rig.ask("/v1/chat/completions", BODY | {"model": "own"})).status == 200
+        moved = await within(20, waiting)
+        assert (moved.status, moved.headers["x-watchbill-tier"]) == (200, "external"), moved.body
+        later = await within(20, home.ask("/v1/chat/completions", body))
+        assert (later.status, later.headers["x-watchbill-tier"]) == (200, "external"), later.body
+        private = await within(
+            40, home.ask("/v1/chat/completions", body, headers={"X-Watchbill-Private": "1"})
+        )
+        assert (private.status, private.headers["x-watchbill-tier"]) == (200, "peer"), private.body
+        whole = await within(40, begun)
+        assert b"One " in whole.body and b"something" not in whole.body and b"[DONE]" in whole.body
+        assert len(cloud.asked) == 2
+
+
 # ------------------------------------------------------------------ TLS
 
 

@@ -353,6 +353,12 @@ class Dispatch:
         due = max(now + 1, min(_due_again(running, now), request.bound_at))
         self._state.join(model, request, min(due, request.ends_at) if request.ends_at else due)
 
+    def has_begun(self, request_id: str) -> bool:
+        """Whether a running request has bytes of its answer."""
+        model = self._state.home.get(request_id)
+        running = None if model is None else model.running.get(request_id)
+        return running is not None and running.begun
+
     def let_go(self, event: LetGo, now: int) -> None:
         """Frees a slot whose engine no longer works on the cut request."""
         model = self._state.models.get(event.model)

@@ -48,6 +48,7 @@ QUIET_MS = 60_000
 #: Leases that one peer may hold at a time.
 LEASES_OF_PEER_MAX = 16
 _LEASED = WorkClass.LEASED
+_AT_WORK = "a person is using this machine"
 
 
 class Leases:
@@ -74,8 +75,7 @@ class Leases:
         elif held >= LEASES_OF_PEER_MAX:
             self._decline(event, Refusal.LANE_FULL, f"{event.peer} already holds {held} leases", RENEW_MS)
         elif state.leases_held_back:
-            text = "a person is using this machine"
-            self._decline(event, Refusal.NO_LEASE, text, state.person_at + QUIET_MS - now)
+            self._decline(event, Refusal.NO_LEASE, _AT_WORK, state.person_at + QUIET_MS - now)
         else:
             state.leases[event.id] = Lease(event.id, event.peer, event.model, now)
             state.wakes.append(now + LEASE_MS)
@@ -98,10 +98,14 @@ class Leases:
             self._drop(lease, LeaseOver(lease.peer), now)
 
     def refuses(self, request: Request) -> bool:
-        """Refuses a leased request whose lease is over or for another model; False: it has one."""
-        lease = self._state.leases.get(request.lease or "")
+        """Refuses a leased request whose lease is over or for another model, and one that another site serves while a
+        person works here; False: it may wait."""
+        state, lease = self._state, self._state.leases.get(request.lease or "")
         if lease is not None and lease.model == request.model:
-            return False
+            if not (request.is_elsewhere and state.leases_held_back):
+                return False
+            state.refuse(request.id, Refusal.LANE_FULL, _AT_WORK, RENEW_MS)
+            return True
         self._state.refuse(request.id, Refusal.NO_LEASE, "there is no such lease; ask for one first")
         return True
 
@@ -118,7 +122,21 @@ class Leases:
             for running in model.running.values():
                 if running.request.work_class is _LEASED and running.cut is None:
                     state.cut(running, CutKind.BOUNDARY if running.begun else CutKind.REQUEUE, now)
+        for name in {lease.model for lease in state.leases.values()} & state.models.keys():
+            for request_id in state.models[name].line.ids():
+                self.send_away(request_id)
         self._hand_over(now)
+
+    def send_away(self, request_id: str) -> None:
+        """Refuses a leased request that waits, has no byte of its answer, and need not wait for the person here: its
+        machine has another site for it."""
+        state, model = self._state, self._state.home.get(request_id)
+        if model is None or request_id not in model.line or not state.leases_held_back:
+            return
+        request = model.line.get(request_id)
+        if request.is_elsewhere:
+            state.withdraw(model, request_id)
+            state.refuse(request_id, Refusal.NO_LEASE, _AT_WORK)
 
     def _hand_over(self, now: int) -> None:
         """Has the models leave that only leased work needs: their memory is the person's."""

@@ -212,9 +212,12 @@ class Machine:
 
     def _returned(self, event: m.Returned, now: int) -> None:
         """A turn was given back: its request waits where it was, or elsewhere when its site failed it."""
+        has_begun = self._dispatch.has_begun(event.id)
         self._dispatch.returned(event, now)
         if event.failed_at:
             self._admission.leave_site(event.id, now)
+        if not has_begun:
+            self._leases.send_away(event.id)
 
     def can_leave_site(self, request_id: str, now: int) -> bool:
         """Whether something else than its model's site may serve a running request."""

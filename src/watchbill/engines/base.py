@@ -77,6 +77,9 @@ class Endpoint:
     passed: tuple[
         str, ...
     ] = ()  # the marks of daemons that the request came through, for one with tiers of its own
+    is_elsewhere: bool = (
+        False  # tells a peer that the request can be served elsewhere while a person works there
+    )
 
     @property
     def about(self) -> tuple[str, ...]:
@@ -86,6 +89,7 @@ class Endpoint:
             f"X-Watchbill-Lease: {self.lease}" if self.lease else "",
             "X-Watchbill-Private: 1" if self.private else "",
             f"X-Watchbill-Passed: {', '.join(self.passed)}" if self.passed else "",
+            "X-Watchbill-Elsewhere: 1" if self.is_elsewhere else "",
         )
         return tuple(filter(None, lines))
 

@@ -54,6 +54,7 @@ _HEADERS = tuple(
         "private",
         "lease",
         "passed",
+        "elsewhere",
     )
 )
 _HEADER_SET = frozenset(_HEADERS)
@@ -201,10 +202,12 @@ class CallerOptions:
         if ":" in model:
             model, lane_of_alias = split_alias(model, catalog)
             body["model"] = model  # an engine does not know our lanes
-        lane, priority, deadline, tier, supersede, beside, _, lease, passed = map(headers.get, _HEADERS)
+        lane, priority, deadline, tier, supersede, beside, _, lease, passed, elsewhere = map(
+            headers.get, _HEADERS
+        )
         of_body, keep_alive = body.pop("priority", None), body.pop("keep_alive", body.pop("ttl", None))
         if key is not None and key.peer is not None:
-            return self._leased(model, key, lease, catalog)
+            return self._leased(model, key, lease, catalog, is_elsewhere=elsewhere == "1")
         priority = of_body if priority is None else priority
         lanes = (lane, lane_of_path, lane_of_alias, door.lane)
         lane = self._lane(lanes, catalog, key)
@@ -233,7 +236,9 @@ class CallerOptions:
         return _reach(headers, (*lanes, lane, None if key is None else key.lane), catalog)
 
     @staticmethod
-    def _leased(model: str, key: ApiKey, lease: str | None, catalog: Catalog) -> Submission:
+    def _leased(
+        model: str, key: ApiKey, lease: str | None, catalog: Catalog, *, is_elsewhere: bool
+    ) -> Submission:
         """Work of another machine: in its lane, under its lease, and never passed on to a third."""
         found = catalog.find_model(model)
         if found is None or key.peer is None or not key.peer.may_use(found):
@@ -245,6 +250,7 @@ class CallerOptions:
             exact=True,
             reach=Reach.HERE,
             lease=lease or "",
+            is_elsewhere=is_elsewhere,
         )
 
     def _lane(self, asked: Iterable[str | None], catalog: Catalog, key: ApiKey | None) -> str | None:

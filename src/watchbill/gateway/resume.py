@@ -12,6 +12,7 @@ Only plain text can be continued. An answer with tools, a grammar, log probabili
 and one that thinks aloud, has its safe boundary at its end. Does no I/O.
 """
 
+from dataclasses import replace
 from typing import NamedTuple, cast
 
 import msgspec
@@ -104,7 +105,9 @@ class Resumption:
             body["prompt"] = cast("str", body["prompt"]) + text
         for name, limit in limits.items():
             body[name] = max(1, limit - self._tokens)  # of a text that is whole only its end is wanted
-        return msgspec.structs.replace(outgoing, body=encode(body))
+        # Only a machine that continues answers takes it over: this one is to wait for the person there.
+        endpoint = replace(outgoing.endpoint, is_elsewhere=False)
+        return msgspec.structs.replace(outgoing, body=encode(body), endpoint=endpoint)
 
     def _take_up(self) -> bool:
         """Begins with the text of an earlier daemon. False where there is none, or it cannot be continued."""

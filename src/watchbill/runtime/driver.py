@@ -306,6 +306,7 @@ class Driver:
             Reach.HERE if self._mark in submission.passed else _reach(submission, model, lane),
             submission.lease,
             is_hurried,
+            is_elsewhere=submission.is_elsewhere,
         )
 
     def _find(self, model_name: str, lane_name: str | None) -> tuple[Model, Lane]:
@@ -605,11 +606,13 @@ class Driver:
 
     def _told(self, endpoint: Endpoint, model: ModelState, ticket: Ticket) -> Endpoint:
         """Where to send a request, with what the machine there has to know of it: it may be a Watchbill with tiers of
-        its own, and one of them this machine. A leased request is never passed on."""
+        its own, and one of them this machine. A leased request is never passed on. A peer also has to know whether the
+        request can be served elsewhere: else it waits there while a person works."""
         tier = model.spec.where
         told = tier is not Tier.EXTERNAL and is_private(self._core.state, model, ticket.request)
         passed = () if tier is Tier.PEER else (*ticket.passed, self._mark)
-        return replace(endpoint, private=told, passed=passed)
+        is_elsewhere = tier is Tier.PEER and self._core.can_leave_site(ticket.id, self._turned_at)
+        return replace(endpoint, private=told, passed=passed, is_elsewhere=is_elsewhere)
 
     def sent(self, tier: Tier, /) -> None:
         """Counts a request that was sent to another machine."""

@@ -101,6 +101,7 @@ class Submission(msgspec.Struct, frozen=True, gc=False):
     caller: str | None = None  # the key that has a share of the lane's queue; None: it may have all of it
     reach: Reach = Reach.ANYWHERE  # as its caller marked it
     lease: str | None = None  # of another machine's work
+    is_elsewhere: bool = False  # of such work: that machine has another site that may serve it
     passed: tuple[str, ...] = ()  # the marks of daemons that have sent it to a tier of theirs
 
 
