@@ -325,6 +325,21 @@ def test_what_waits_for_a_host_when_it_falls_silent_is_not_loaded_there(
     assert not world.judge.broken
 
 
+def test_a_place_of_a_lane_is_kept_where_no_other_is_left(world_of: WorldOf, model: ModelOf) -> None:
+    """LANE-02, RES-11: two places were free, one earlier request waited for its model, and a later one for nothing."""
+    lane = Lane("tasks", concurrency=2, max_wait_ms=Millis(60_000))
+    world = world_of(model("A", 4), model("B", 4), lanes={"tasks": lane}, load_ms=2_000)
+    for _ in range(3):
+        world.arrive("A", 6_000, lane="tasks")
+    world.run(40_000)
+    world.arrive("B", 300, lane="tasks")
+    at_once = world.arrive("A", 6_000, lane="tasks")
+    assert at_once.started_at == at_once.request.arrived_at
+    world.run(80_000)
+    assert {c.outcome for c in world.callers.values()} == {"answered"}
+    assert not world.judge.broken
+
+
 def test_a_place_that_one_after_the_other_is_kept_for_goes_to_who_waits(
     world_of: WorldOf, model: ModelOf
 ) -> None:

@@ -34,6 +34,7 @@ class _First(NamedTuple):
     line: Candidate
     id: str
     way_ms: float  # until its model could start it
+    places: int  # how many of that lane its model could then start in this line
 
 
 class _Kept(NamedTuple):
@@ -65,10 +66,14 @@ class LimitedLanes:
 
     def has_room(self, lane: Lane | None) -> bool:
         """Whether one more of this lane may run."""
-        if lane is None or lane.concurrency is None:
-            return True
+        return lane is None or lane.concurrency is None or self._places_left(lane.name) > 0
+
+    def _places_left(self, lane: str) -> float:
+        rules = self._state.catalog.lanes.get(lane)
+        if rules is None or rules.concurrency is None:
+            return math.inf
         ran = (r.request.lane for s in self._state.models.values() for r in s.running.values())
-        return sum(name == lane.name for name in ran) < lane.concurrency
+        return rules.concurrency - sum(name == lane for name in ran)
 
     def gives_way(self, request: Request, now: int) -> bool:
         """Whether a free place belongs to an earlier request of its lane."""
@@ -78,16 +83,22 @@ class LimitedLanes:
     def _is_behind(
         self, own: Candidate, rank: tuple[float, object], lane: str, now: int, *, only_kept: bool = False
     ) -> bool:
-        for first in self._firsts_of(lane, now):
-            if first.line is own or not first.rank < rank:
-                continue
+        """Whether those before it take or keep all places that are left."""
+        before = [f for f in self._firsts_of(lane, now) if f.line is not own and f.rank < rank]
+        left = self._places_left(lane)
+        if sum(first.places for first in before) < left:
+            return False
+        taken = 0
+        for first in before:
             if first.way_ms:
-                if self._is_kept_for(first, lane, own.service.ms, now):
-                    return True
-            # One that gives way itself keeps no later one, whose answer may be shorter.
-            elif not only_kept and not self._is_behind(first.line, first.rank, lane, now, only_kept=True):
-                return True
-        return False
+                takes = self._is_kept_for(first, lane, own.service.ms, now)
+            else:
+                # One that gives way itself keeps no later one, whose answer may be shorter.
+                takes = not only_kept and not self._is_behind(
+                    first.line, first.rank, lane, now, only_kept=True
+                )
+            taken += first.places if takes else 0
+        return taken >= left
 
     def _is_kept_for(self, first: _First, lane: str, answer_ms: float, now: int) -> bool:
         """Whether the place waits for a model on its way into memory, in place of an answer that takes so long."""
@@ -115,7 +126,8 @@ class LimitedLanes:
                 first = min(of_lane, key=lambda id: line.rank(id, urgent_at))
                 way_ms = self._way_ms(each, line.get(first), now)
                 if way_ms < math.inf:
-                    yield _First(line.rank(first, urgent_at), each, first, way_ms)
+                    places = min(line.lanes[lane], each.serving.spec.concurrency)
+                    yield _First(line.rank(first, urgent_at), each, first, way_ms, places)
 
     def _way_ms(self, line: Candidate, request: Request, now: int) -> float:
         """Until the model of a line could start one more request. A companion whose host is silent keeps a set from

@@ -105,7 +105,7 @@ class LimitedLanes:
             if other.request.lane == caller.request.lane
             and other.state is CallerState.WAITING
             and self._is_away(other)
-            and (_key(other) < _key(caller) or other.due < caller.due)
+            and (_key(other) < _key(caller) or other.due < caller.due or self._is_hurried(other, caller))
         ]
         return min(absent)[1] if absent else ""
 
@@ -113,10 +113,10 @@ class LimitedLanes:
         names = (caller.served_by, *caller.beside)
         return any(self._world.engines[name].power is not Power.WARM for name in names)
 
-    def _is_hurried(self, started: Caller, other: Caller) -> bool:
-        """Whether a request was within one service time of its due, and the one before it was not."""
+    def _is_hurried(self, later: Caller, other: Caller) -> bool:
+        """Whether a request is within one service time of its due, and the one before it is not."""
         now, models = self._world.now, self._world.core.state.models
-        left_ms = [caller.due - now - models[caller.served_by].service.ms for caller in (started, other)]
+        left_ms = [caller.due - now - models[caller.served_by].service.ms for caller in (later, other)]
         return left_ms[0] <= 0 < left_ms[1]
 
     def judge_limit(self, started: Caller) -> None:
