@@ -8,7 +8,7 @@ from support.worlds import ModelOf, WorldOf
 from watchbill.catalog import LOCAL_SITE, Lane, PolicyRules, RoutingRules, Tier, TierRules, WorkClass
 from watchbill.core import messages as m
 from watchbill.core.candidate import CandidateState
-from watchbill.core.leases import LEASE_MS, QUIET_MS, RENEW_MS
+from watchbill.core.leases import LEASE_MS, QUIET_MS, RENEW_MS, Leases
 from watchbill.core.reasons import LeaseOver
 from watchbill.core.running import BOUNDARY_MS
 from watchbill.core.stages import Stage
@@ -218,3 +218,13 @@ def test_nothing_is_loaded_for_leased_work_that_gave_up_while_a_person_works(
         world.arrive("near", 500, lane="chat")
         assert world.core.state.models["far"].stage is Stage.ABSENT
     assert gone.outcome == "wait_exceeded" and not world.judge.broken
+
+
+def test_a_core_that_lets_wait_what_another_site_may_serve_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """RES-23: a third of what peers ask for in random worlds has another site."""
+    seeds = (10, 111, 117)
+    for seed in seeds:
+        assert not run_out(random_world(seed)).judge.broken
+    monkeypatch.setattr(Leases, "send_away", lambda _self, _request_id: None)  # pyright: ignore
+    law = "waits for a person where another site may serve it"
+    assert all(law in run_out(random_world(seed)).judge.broken for seed in seeds)

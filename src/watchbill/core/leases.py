@@ -122,9 +122,10 @@ class Leases:
             for running in model.running.values():
                 if running.request.work_class is _LEASED and running.cut is None:
                     state.cut(running, CutKind.BOUNDARY if running.begun else CutKind.REQUEUE, now)
-        for name in {lease.model for lease in state.leases.values()} & state.models.keys():
-            for request_id in state.models[name].line.ids():
-                self.send_away(request_id)
+        for each in state.lines():  # not only of leased models: what waits may have gone to another one
+            if each.line.counts[_LEASED]:
+                for request_id in list(each.line.ids()):
+                    self.send_away(request_id)
         self._hand_over(now)
 
     def send_away(self, request_id: str) -> None:

@@ -115,9 +115,8 @@ class Request(Struct, frozen=True, gc=False):
     # Set when it was cut and goes back: however often that happens, it is answered by then; 0: not set.
     bound_at: int = 0
     failed_at: tuple[str, ...] = ()  # sites whose servers refused or failed it: another one serves it
-    is_elsewhere: bool = (
-        False  # of leased work: its machine has another site for it, so it waits for no person here
-    )
+    # Of leased work: its machine has another site for it, so it waits for no person here.
+    is_elsewhere: bool = False
 
 
 # ------------------------------------------------------------------ events

@@ -74,12 +74,10 @@ class Endpoint:
     key: str = field(default="", repr=False)  # the key that this engine asks for; only this client knows it
     lease: str = ""  # of another machine: the lease that requests there are under
     private: bool = False  # says so to another machine of the operator's, which may have tiers of its own
-    passed: tuple[
-        str, ...
-    ] = ()  # the marks of daemons that the request came through, for one with tiers of its own
-    is_elsewhere: bool = (
-        False  # tells a peer that the request can be served elsewhere while a person works there
-    )
+    # The marks of daemons that the request came through, for one with tiers of its own.
+    passed: tuple[str, ...] = ()
+    # Tells a peer that the request can be served elsewhere while a person works there.
+    is_elsewhere: bool = False
 
     @property
     def about(self) -> tuple[str, ...]:

@@ -29,6 +29,8 @@ LEASELESS = 0.67
 DELAY_MS = (1.0, 400.0)
 #: How far clocks are apart.
 CLOCKS_APART_MS = 600_000.0
+#: The share of requests that another site may serve.
+ELSEWHERE = 0.3
 #: The number of the first lease's command; loans are below.
 COMMANDS_FROM = 100_000
 #: The time that the core may take to notice, and a cut to be carried out.
@@ -81,7 +83,9 @@ class Landlord(Protocol):
     def at(self, when: float, act: Callable[[], None]) -> None: ...
     def feed(self, event: m.Event) -> None: ...
     def leave(self, caller: Caller) -> None: ...
-    def arrive(self, model: str, work_ms: float, *, lane: str, lease: str | None = None) -> Caller: ...
+    def arrive(
+        self, model: str, work_ms: float, *, lane: str, lease: str | None = None, is_elsewhere: bool = False
+    ) -> Caller: ...
 
 
 class Tenants:
@@ -92,6 +96,7 @@ class Tenants:
         self.all: dict[int, Tenancy] = {}  # command -> its lease
         self._by_id: dict[str, Tenancy] = {}
         self._draw = random.Random("leases")
+        self._elsewhere = random.Random("elsewhere")
         self._paused_since: float | None = None  # a person works here
 
     # ------------------------------------------------------------------ what tenants do
@@ -139,7 +144,10 @@ class Tenants:
         now = self._world.now
         is_sure = tenancy.is_sure(self._own(tenancy.tenant))
         heard_at = -float("inf") if tenancy.heard_at is None else tenancy.heard_at
-        caller = self._world.arrive(tenancy.model, work_ms, lane="leased", lease=tenancy.id)
+        is_elsewhere = self._elsewhere.random() < ELSEWHERE
+        caller = self._world.arrive(
+            tenancy.model, work_ms, lane="leased", lease=tenancy.id, is_elsewhere=is_elsewhere
+        )
         if is_sure and caller.outcome is m.Refusal.NO_LEASE:
             self._say("a lease that its holder counts as held is over", f"{tenancy.id} {caller.request.id}")
         if now > heard_at + LEASE_MS + SLACK_MS and caller.outcome not in (
@@ -229,6 +237,9 @@ class Tenants:
                 continue
             if now > tenancy.heard_at + LEASE_MS + SLACK_MS:
                 self._say("a lease outlives its time", f"{tenancy.id} {caller.request.id}")
+            may_leave = caller.request.is_elsewhere and not caller.has_words
+            if caller.state is CallerState.WAITING and may_leave and self.is_paused:
+                self._say("waits for a person where another site may serve it", caller.request.id)
             if caller.state is CallerState.RUNNING and self._must_have_yielded(caller):
                 self._say("leased work goes on while a person works here", caller.request.id)
 

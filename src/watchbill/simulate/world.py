@@ -171,6 +171,7 @@ class World:
         exact: bool = False,
         operator: bool = False,
         lease: str | None = None,
+        is_elsewhere: bool = False,
         indivisible: bool = False,
     ) -> Caller:
         """A caller sends a request, with its companions; that of a peer is under a lease. An indivisible answer cannot
@@ -191,6 +192,7 @@ class World:
             companions=companions,
             reach=self._draw_reach(),
             lease=lease,
+            is_elsewhere=is_elsewhere,
         )
         caller = Caller(request, work_ms, then, due=self.now + request.max_wait_ms)
         drawn = lease is None and self._shapes.random() < self.indivisible
