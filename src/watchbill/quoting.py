@@ -9,8 +9,8 @@ __all__ = ["cut", "described", "harmless", "on_one_line", "quoted", "why_no_json
 #: Tab and newline stay; ESC, bell, carriage return, C1 codes and the like do not reach a terminal.
 _UNSAFE = {code: "\ufffd" for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\n\t"}
 
-#: The first half of a UTF-16 pair without the second one. Of several backslashes each second one is a character.
-_HALF_CHARACTER = re.compile(rb"(?<!\\)(?:\\\\)*\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])")
+#: The first half of a UTF-16 pair without the second one. It begins with a literal, which is found fast.
+_HALF_CHARACTER = re.compile(rb"\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])")
 
 
 def harmless(text: str) -> str:
@@ -33,9 +33,19 @@ def quoted(value: object, chars_max: int = QUOTED_CHARS_MAX) -> str:
 
 def why_no_json(error: Exception, content: bytes | bytearray) -> str:
     """What a decoder said of a text. Half a character, the commonest cause, is called truncated input by msgspec."""
-    if "surrogate" in str(error) or _HALF_CHARACTER.search(content):
+    if "surrogate" in str(error) or _has_half_character(content):
         return "a text was cut in the middle of a character, such as an emoji, and has half of it (\\ud83e)"
     return str(error)
+
+
+def _has_half_character(content: bytes | bytearray) -> bool:
+    for match in _HALF_CHARACTER.finditer(content):
+        before = match.start()
+        while before and content[before - 1] == ord("\\"):
+            before -= 1
+        if (match.start() - before) % 2 == 0:  # of several backslashes each second one is a character
+            return True
+    return False
 
 
 def on_one_line(text: str, chars_max: int = SAID_CHARS_MAX) -> str:

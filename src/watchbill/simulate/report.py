@@ -49,8 +49,6 @@ LAWS = (
     "more of a lane at once than it may run",
     "a later request of its lane went first",
     "a place of a lane is kept for too long",
-    "asked of a host that is silent",
-    "waits for a person where another site may serve it",
     "memory was lent that was not there",
     "a permanent model was closed for a loan",
     "a model in use was closed for a loan",

@@ -67,5 +67,6 @@ def draw_anew(disk: Disk, plan: str, batch: str, wall_ms: int, root: str = "") -
 
 def _put_summary(disk: Disk, ledger: Ledger, summary: Summary, *, durable: bool) -> None:
     folder = places.batch_folder(ledger.plan, ledger.batch)
-    disk.put(f"{folder}/RUN_SUMMARY.md", summary.to_markdown().encode("utf-8", "replace"), durable=durable)
     disk.put(f"{folder}/RUN_SUMMARY.json", summary.to_json().encode("utf-8", "replace"), durable=durable)
+    # Last: who sees the end here finds it in the fields, too.
+    disk.put(f"{folder}/RUN_SUMMARY.md", summary.to_markdown().encode("utf-8", "replace"), durable=durable)
