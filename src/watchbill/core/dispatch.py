@@ -207,7 +207,7 @@ class Dispatch:
         lane = self._state.catalog.lanes.get(request.lane)
         if lane is None or lane.concurrency is None:
             return True  # most lanes have no limit of their own
-        if not self._lanes.has_room(lane):
+        if not self._lanes.has_room(lane.name):
             return False
         gives_way = self._lanes.gives_way(request, now)
         self._gave_way = self._gave_way or gives_way
@@ -224,7 +224,7 @@ class Dispatch:
         mine = (model, *model.companion_sets)
         if first is None or not any(first.id in line.line for line in mine):
             return None
-        return first if self._lanes.has_room(self._state.catalog.lanes.get(first.lane)) else None
+        return first if self._lanes.has_room(first.lane) else None
 
     # ------------------------------------------------------------------ ends
 

@@ -104,6 +104,8 @@ class Leases:
         if lease is not None and lease.model == request.model:
             if not (request.is_elsewhere and state.leases_held_back):
                 return False
+            # Its lease goes on. One that waits, perhaps in a stream that has begun, is told that it has none: only that
+            # lets its machine ask elsewhere.
             state.refuse(request.id, Refusal.LANE_FULL, _AT_WORK, RENEW_MS)
             return True
         self._state.refuse(request.id, Refusal.NO_LEASE, "there is no such lease; ask for one first")

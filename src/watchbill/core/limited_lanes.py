@@ -13,7 +13,7 @@ import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from watchbill.catalog import Lane, WorkClass
+from watchbill.catalog import WorkClass
 from watchbill.core.companions import Candidate
 from watchbill.core.forecast import can_forecast, finds_place_kept, room_in_ms, until_lane, way_in_ms
 from watchbill.core.messages import Request
@@ -64,9 +64,9 @@ class LimitedLanes:
         if kept and (request.id == kept.id or self._state.home[request.id].service.ms >= kept.way_ms):
             del self._kept[request.lane]
 
-    def has_room(self, lane: Lane | None) -> bool:
+    def has_room(self, lane: str) -> bool:
         """Whether one more of this lane may run."""
-        return lane is None or lane.concurrency is None or self._places_left(lane.name) > 0
+        return self._places_left(lane) > 0
 
     def _places_left(self, lane: str) -> float:
         rules = self._state.catalog.lanes.get(lane)

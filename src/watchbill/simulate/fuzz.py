@@ -115,6 +115,7 @@ def random_world(
 
 
 def _trouble(seed: int, world: World, *, loans: bool) -> None:
+    """What else may happen to a world in which faults happen."""
     schedule_reloads(random.Random(f"reload {seed}"), world, TROUBLE_MS)
     _fill_disk(random.Random(f"disk {seed}"), world)
     if any(model.engine == HOST for model in world.catalog.models.values()):
@@ -139,7 +140,6 @@ def contended_world(seed: int, *, policy: str = "rate", alpha: float = 1.0, know
         for i in range(draw.randint(2, 5))
     ]  # fmt: skip
     models = _with_priorities(random.Random(f"priorities {seed}"), models)
-    models = _hosted(random.Random(f"hosted {seed}"), models)
     lanes = {
         "person": Lane(
             "person", WorkClass.INTERACTIVE, max_wait_ms=Millis(draw.choice((30_000, 60_000, 120_000)))

@@ -46,6 +46,10 @@ class Hosts:
         self._unheard: dict[str, list[Callable[[], None]]] = {}  # silent host -> its reports, in order
         self._known: set[str] = set()  # hosts of whose silence the core knows
 
+    def is_silent(self, model: str) -> bool:
+        """Whether its host is silent, or counts as such."""
+        return self.is_unheard(model) or self.is_known_silent(model)
+
     def is_unheard(self, model: str) -> bool:
         """Whether nothing that this model reports arrives now."""
         return self._world.declared[model].engine in self._unheard

@@ -129,10 +129,8 @@ class Judge:
         longest = max((lane.timeout_ms for lane in self._world.catalog.lanes.values()), default=0)
         for (name, attempt), times in list(self._hung.items()):
             engine = self._world.engines[name]
-            is_askable = not self._world.hosts.is_unheard(name) and not self._world.hosts.is_known_silent(
-                name
-            )
-            if engine.attempt != attempt or engine.frozen_at is None or not is_askable:
+            is_silent = self._world.hosts.is_silent(name)
+            if engine.attempt != attempt or engine.frozen_at is None or is_silent:
                 del self._hung[name, attempt]
             elif len(times) >= 3 and self._world.now > times[2] + longest + LINGER_LIMIT_MS + 2 * CHECK_MS:
                 self.say("a hung engine is not found", name)

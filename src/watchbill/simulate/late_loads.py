@@ -104,7 +104,7 @@ class LateLoads:
         if len(waiting) != 1:
             return []
         ((other, caller),) = waiting.items()
-        if any(world.hosts.is_unheard(each) or world.hosts.is_known_silent(each) for each in (name, other)):
+        if world.hosts.is_silent(name) or world.hosts.is_silent(other):
             return []
         model = state.models.get(other)
         is_plain = not caller.beside and caller.request.work_class is not WorkClass.ROTATION

@@ -267,9 +267,8 @@ class Deny:
 class Cancel:
     """The batch is not wanted any more: whatever has not ended is cancelled."""
 
-    request: str = (
-        ""  # its id: one that is found twice is obeyed once, or it would cancel a batch that goes on since
-    )
+    # Its id: one that is found twice is obeyed once, or it would cancel a batch that goes on since.
+    request: str = ""
 
 
 @dataclass(frozen=True, slots=True)
