@@ -5,16 +5,19 @@ since nothing is installed yet. Every package comes from a lock file and is chec
 lives in `.venv`. A second call with unchanged locks reads one file and returns; it needs no network.
 What uv has in its cache is not fetched again, and a uv of the locked version on the PATH is taken as it is: with
 both, a machine without a network is set up, too.
-Exit codes: 0 ready, 1 a step failed (its output is shown), 2 something is missing from the system.
+Exit codes: 0 ready, 1 a step failed (its output is shown) or the clone cannot be written to, 2 something is missing
+from the system, 130 stopped with Ctrl-C.
 """
 
 import argparse
 import ctypes
+import errno
 import fcntl
 import hashlib
 import importlib.util
 import json
 import os
+import shlex
 import shutil
 import ssl
 import subprocess
@@ -35,6 +38,10 @@ UV_LOCK = "requirements-setup.lock"
 LOCKS = {"runtime": "requirements.lock", "dev": "requirements-dev.lock"}
 PYTHON_MIN = (3, 11)
 LOG_TAIL_LINES = 30
+#: What `.venv` takes at each level, rounded up, with the copies that are made on the way.
+ROOM = {"runtime": "500 MB", "dev": "1.5 GB"}
+#: From <linux/prctl.h>.
+_SET_CHILD_SUBREAPER = 36
 #: Variables that would send pip or uv somewhere else than `.venv`. Mirrors and certificates stay as they are.
 STRAY_VARIABLES = (
     "CONDA_PREFIX", "PIP_PREFIX", "PIP_REQUIRE_VIRTUALENV", "PIP_TARGET", "PIP_USER", "PYTHONHOME",
@@ -54,18 +61,46 @@ def main() -> int:
     if missing:
         print("\n".join(missing), file=sys.stderr)
         return 2
+    try:
+        set_up(level)
+    except StepFailed as failure:
+        print(
+            f"{failure}\nThe first set-up needs the network and {ROOM[level]} of room. To go on: make setup",
+            file=sys.stderr,
+        )
+        return 1
+    except OSError as error:
+        print(told(error), file=sys.stderr)
+        return 1
+    return 0
+
+
+def set_up(level: str) -> None:
+    """Builds `.venv`, unless it is there. Raises StepFailed, and OSError where the clone cannot be written to."""
+    if is_ready(
+        level
+    ):  # looked at first: another user may have set it up, in a clone that we cannot write to
+        return
     LOG.parent.mkdir(exist_ok=True)
     with open(LOG.parent / "setup.lock", "w") as lock:
         # `make up` and `make test` in two terminals would build one venv at once.
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if is_ready(level):
-            return 0
-        try:
+        if not is_ready(level):
             build(level)
-        except StepFailed as failure:
-            print(failure, file=sys.stderr)
-            return 1
-    return 0
+
+
+def told(error: OSError) -> str:
+    """What keeps us from writing in the clone, and what to do."""
+    path = Path(error.filename or ROOT)
+    fact = f"set-up failed: {path}: {(error.strerror or str(error)).lower()}"
+    if error.errno in (errno.EACCES, errno.EPERM) and os.statvfs(ROOT).f_flag & os.ST_NOEXEC:
+        return f"{fact}; its file system runs no programs (noexec): clone to another one"
+    if error.errno in (errno.EACCES, errno.EPERM):
+        return f"{fact}; after a sudo make this helps: sudo chown -R {os.getuid()} {shlex.quote(str(ROOT))}"
+    if error.errno in (errno.ENOTDIR, errno.EEXIST):
+        what = next(each for each in (path, *path.parents) if each.is_symlink() or each.exists())
+        return f"{fact}; remove what is there in place of a folder: rm {shlex.quote(str(what))}"
+    return fact
 
 
 def missing_from_system() -> list[str]:
@@ -97,7 +132,7 @@ def is_ready(level: str) -> bool:
     """Whether this level was installed from exactly these locks by this version of Python."""
     try:
         stamp = json.loads(STAMP.read_text())
-    except (FileNotFoundError, ValueError):
+    except (FileNotFoundError, NotADirectoryError, ValueError):
         return False
     return stamp.get(level) == digest(level) and not is_foreign(VENV)
 
@@ -139,6 +174,8 @@ def announce(number: int, total: int, title: str, act: Callable[[], None]) -> No
 
 
 def make_venv() -> None:
+    if VENV.is_symlink() and not VENV.exists():
+        raise FileExistsError(errno.EEXIST, "a link that leads nowhere", str(VENV))
     if is_foreign(VENV):
         run([sys.executable, "-m", "venv", "--clear", str(VENV)])
 
@@ -147,7 +184,7 @@ def is_foreign(venv: Path) -> bool:
     """Whether `.venv` is absent, broken, moved from elsewhere, or of another Python version than ours."""
     try:
         lines = [line.partition("=") for line in (venv / "pyvenv.cfg").read_text().splitlines()]
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return True
     settings = {key.strip(): value.strip() for key, _, value in lines}
     version = "{}.{}.".format(*sys.version_info)
@@ -164,7 +201,9 @@ def is_foreign(venv: Path) -> bool:
 def install_uv() -> None:
     here = uv_of_this_machine()
     if here is None:
-        pip("--require-hashes", "-r", UV_LOCK)
+        # A full disk leaves a half of uv that cannot be run, and that pip takes for an installed one.
+        anew = () if os.access(VENV / "bin" / "uv", os.X_OK) else ("--force-reinstall",)
+        pip(*anew, "--require-hashes", "-r", UV_LOCK)
     else:
         (VENV / "bin" / "uv").unlink(missing_ok=True)
         (VENV / "bin" / "uv").symlink_to(here)
@@ -224,20 +263,40 @@ def uv(command: str, *arguments: str, shown: bool = True) -> None:
 
 def run(command: list[str], *, shown: bool = True) -> None:
     """Runs one step. On a terminal pip and uv draw their own bars; elsewhere their output goes to the log."""
+    adopt_orphans()
     environment = {name: value for name, value in os.environ.items() if name not in STRAY_VARIABLES}
     if ssl.get_default_verify_paths().cafile:  # pip on Debian trusts what the system trusts; so shall uv
         environment.setdefault("UV_SYSTEM_CERTS", "true")
     said = ""
-    if shown and sys.stdout.isatty():
-        status = subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode
-    else:
-        with open(LOG, "a") as log:
-            logged = subprocess.run(command, cwd=ROOT, env=environment, check=False, stdout=log, stderr=log)
-        status = logged.returncode
-        said = "\n" + "\n".join(LOG.read_text(errors="replace").splitlines()[-LOG_TAIL_LINES:])
+    try:
+        if shown and sys.stdout.isatty():
+            status = subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode
+        else:
+            with open(LOG, "a") as log:
+                logged = subprocess.run(
+                    command, cwd=ROOT, env=environment, check=False, stdout=log, stderr=log
+                )
+            status = logged.returncode
+            said = "\n" + "\n".join(LOG.read_text(errors="replace").splitlines()[-LOG_TAIL_LINES:])
+    except KeyboardInterrupt:
+        let_orphans_end()
+        raise
     if status != 0:
-        text = f"set-up failed (exit {status}): {' '.join(command)}"
-        raise StepFailed(f"{said}\n{text}\nThe first set-up needs the network. To go on: make setup")
+        raise StepFailed(f"{said}\nset-up failed (exit {status}): {' '.join(command)}")
+
+
+def adopt_orphans() -> None:
+    """Has Linux give us the processes whose parent ends before them."""
+    with suppress(AttributeError, OSError):
+        ctypes.CDLL(None).prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def let_orphans_end() -> None:
+    """Waits for what an interrupted step has started. Ctrl-C reached that, too, but Python's venv does not wait for
+    the pip that it runs: it wrote to `.venv` for another moment, and the next set-up failed over it."""
+    with suppress(ChildProcessError):
+        while True:
+            os.wait()
 
 
 def write_stamp(stamp: dict[str, str]) -> None:

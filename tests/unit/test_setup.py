@@ -2,11 +2,64 @@
 
 import importlib.util
 import os
+import shutil
+import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
-TOOL = Path(__file__).parents[2] / "tools" / "setup.py"
+import pytest
+
+from support.eventually import wait_until
+
+ROOT = Path(__file__).parents[2]
+TOOL = ROOT / "tools" / "setup.py"
+
+
+@pytest.fixture
+def clone(tmp_path: Path) -> Path:
+    """As much of a clone as its set-up looks at before it fetches anything."""
+    folder = tmp_path / "a clone"
+    (folder / "tools").mkdir(parents=True)
+    shutil.copy(TOOL, folder / "tools")
+    for name in ("pyproject.toml", "requirements-setup.lock", "requirements.lock"):
+        shutil.copy(ROOT / name, folder)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("spoil", "name"),
+    [
+        (lambda path: path.touch(), ".venv"),
+        (lambda path: path.symlink_to("/nowhere/at/all"), ".venv"),
+        (lambda path: path.touch(), ".cache"),
+    ],
+)
+def test_a_clone_that_cannot_be_written_to_is_told_with_what_to_do(
+    clone: Path, spoil: Callable[[Path], None], name: str
+) -> None:
+    spoil(clone / name)
+    done = subprocess.run(
+        [sys.executable, clone / "tools" / "setup.py"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1
+    assert done.stderr.count("\n") == 1 and done.stderr.endswith(f": rm '{clone / name}'\n")
+
+
+def test_an_interrupted_step_leaves_nothing_that_goes_on_writing(clone: Path) -> None:
+    """Python's venv does not wait for the pip that it runs; the next set-up met it in .venv, and failed."""
+    (clone / ".cache").mkdir()  # of the step's output
+    step = "(trap '' INT; echo > began; sleep 0.5; echo > ended) & exec sleep 60"
+    program = f"import runpy; runpy.run_path('tools/setup.py')['run'](['sh', '-c', {step!r}], shown=False)"
+    running = subprocess.Popen(
+        [sys.executable, "-c", program], cwd=clone, stderr=subprocess.PIPE, start_new_session=True
+    )
+    wait_until((clone / "began").exists)
+    os.killpg(running.pid, signal.SIGINT)
+    _, said = running.communicate(timeout=60)
+    assert b"KeyboardInterrupt" in said
+    assert (clone / "ended").exists()
 
 
 def test_the_sources_are_found_whatever_the_path_and_the_locale(tmp_path: Path) -> None:
