@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import openai
@@ -49,10 +50,15 @@ PIXEL = "data:image/png;base64," + base64.b64encode(b"\x89PNG").decode()
 
 @asynccontextmanager
 async def served(
-    talk: Talk = HELLO, *, key: str = "x", server: Server | None = None, catalog: Any = HERE
+    talk: Talk = HELLO,
+    *,
+    key: str = "x",
+    server: Server | None = None,
+    catalog: Any = HERE,
+    root: Path | None = None,
 ) -> AsyncIterator[tuple[OpenGateway, openai.AsyncOpenAI]]:
     async with (
-        open_gateway(talk, catalog=catalog, server=server) as opened,
+        open_gateway(talk, catalog=catalog, server=server, root=root) as opened,
         openai.AsyncOpenAI(base_url=f"{opened.url}/v1", api_key=key, max_retries=0) as client,
     ):
         yield opened, client
@@ -246,6 +252,22 @@ async def test_kept_responses_are_there_again() -> None:
         )
         with pytest.raises(openai.NotFoundError):
             await client.responses.retrieve(private.id)
+
+
+@pytest.mark.parametrize("left", [b"", b'{"response": {"id"', b"\0\0\0"])
+async def test_a_response_whose_file_a_power_cut_has_emptied_is_not_kept(left: bytes, tmp_path: Path) -> None:
+    """api.md, R1: it is unknown, as one that never was; no request about it fails inside."""
+    async with served(root=tmp_path) as (_, client):
+        made = await client.responses.create(model="a", input="hi")
+        await eventually(lambda: [*tmp_path.rglob(f"{made.id}.json")])
+        [file] = tmp_path.rglob(f"{made.id}.json")
+        file.write_bytes(left)
+        with pytest.raises(openai.BadRequestError) as lost:
+            await client.responses.create(model="a", input="on", previous_response_id=made.id)
+        assert lost.value.code == "previous_response_not_found"
+        with pytest.raises(openai.NotFoundError):
+            await client.responses.retrieve(made.id)
+        await eventually(lambda: not file.exists())
 
 
 async def test_a_conversation_goes_on_turn_by_turn() -> None:
@@ -775,7 +797,7 @@ WRONG = [
     {"text": 7}, {"text": {"format": {"type": "odd"}}}, {"text": {"format": {"type": "json_schema"}}},
     {"reasoning": "much"}, {"reasoning": {"effort": "odd"}}, {"reasoning": {"summary": "odd"}},
     {"instructions": [1]}, {"parallel_tool_calls": 1},
-    {"n": 2}, {"messages": []}, {"previous_response_id": 7}, {"background": "x"},
+    {"n": 2}, {"max_completion_tokens": 9}, {"messages": []}, {"previous_response_id": 7}, {"background": "x"},
 ]  # fmt: skip
 
 

@@ -413,12 +413,17 @@ class ResponsesApi:
             return None
         # Looked for first: it may end while its file, which says that it has not, is being read.
         made = self._background.get(id)
-        content = None
         for owner in owners:
-            content = content or await self._store.get(owner, id)
-        if content is None:
+            if (content := await self._store.get(owner, id)) is not None:
+                break
+        else:
             return None
-        record = await self._services.shares.aside(lambda: _decode(content), len(content))
+        try:
+            record = await self._services.shares.aside(lambda: _decode(content), len(content))
+        except (msgspec.DecodeError, UnicodeDecodeError):  # a power cut left its file empty, or half of it
+            _log.warning("response=%s is not kept any more: its file is damaged", id)
+            await self._store.delete(owner, id)
+            return None
         if record.response.get("status") in _UNFINISHED:
             record.was_unfinished = True
             if made is not None:

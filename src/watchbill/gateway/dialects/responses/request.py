@@ -35,8 +35,11 @@ _REASONS = {
 }
 #: Fields of a chat that would make another answer than a response is.
 _OF_CHATS = frozenset(
-    {"messages", "n", "functions", "function_call", "logprobs", "response_format", "max_tokens"}
-)
+    {
+        "messages", "n", "functions", "function_call", "logprobs", "response_format", "max_tokens",
+        "max_completion_tokens",
+    }
+)  # fmt: skip
 _LOGPROBS, _ENCRYPTED = "message.output_text.logprobs", "reasoning.encrypted_content"
 _SUMMARIES = ("auto", "concise", "detailed")
 _TOOL_MODES = ("none", "auto", "required")

@@ -7,7 +7,7 @@ Each key's responses have a bound of number and bytes, and so have all together:
 leave. Answers never wait for the disk: a response is in memory until its file is written. What a full disk refuses is
 written when there is room again, at the latest at the end of an orderly shutdown; an alert says that it waits, and
 another one how many were lost where there was no room until then. So a response survives a restart and, once it is
-written, a kill; a power cut may lose the last seconds. A file's time is that of its last use.
+written, a kill; a power cut may lose the last half minute. A file's time is that of its last use.
 """
 
 import asyncio
@@ -59,6 +59,7 @@ class Bounds:
 class _Entry:
     size: int
     used_s: float  # by the wall clock, as the file's time
+    is_durable: bool = False  # its file is synced
     unwritten: bytes | None = None  # until the file is there
     settled: asyncio.Event | None = None  # of those who wait for that
 
@@ -115,7 +116,7 @@ class Store:
             _log.warning("response=%s is not kept: the disk is too slow or fails", id)
             return False
         shelf = await self._shelf(owner)
-        entry = _Entry(size, self._clock(), b"".join(pieces))
+        entry = _Entry(size, self._clock(), durable, b"".join(pieces))
         self._drop(shelf, id)
         shelf.entries[id] = entry
         shelf.size += size
@@ -124,7 +125,7 @@ class Store:
         self._tend()
         if durable:
             with contextlib.suppress(DiskFailed):  # it was logged; the response is in memory
-                await self._ask(lambda: self._write(shelf.folder, id, entry, sync=True))
+                await self._ask(lambda: self._write(shelf.folder, id, entry))
         else:
             self._submit(lambda: self._write(shelf.folder, id, entry))
         return True
@@ -266,10 +267,10 @@ class Store:
         if not self._is_closed:
             self._disk.submit(guarded)
 
-    def _write(self, folder: Path, id: str, entry: _Entry, *, sync: bool = False) -> None:
+    def _write(self, folder: Path, id: str, entry: _Entry) -> None:
         """On the disk's thread. What the disk refuses stays in memory until it can be written."""
         try:
-            self._write_now(folder, id, entry, sync=sync)
+            self._write_now(folder, id, entry)
         except OSError as error:
             self._loop.call_soon_threadsafe(self._owe, folder, id, entry, error.strerror or str(error))
 
@@ -298,13 +299,13 @@ class Store:
             if self._owed.get(id) == (folder, entry):
                 del self._owed[id]
 
-    def _write_now(self, folder: Path, id: str, entry: _Entry, sync: bool = False) -> None:
+    def _write_now(self, folder: Path, id: str, entry: _Entry) -> None:
         content = entry.unwritten
         if content is None:
             return  # it was replaced or left meanwhile
         make_folder(folder)
         path = _path(folder, id)
-        replace_file(path, content, sync=sync)
+        replace_file(path, content, sync=entry.is_durable)
         os.utime(path, (entry.used_s, entry.used_s))
         self._loop.call_soon_threadsafe(self._settle, entry)
 
