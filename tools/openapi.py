@@ -473,13 +473,14 @@ FOREIGN: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("anthropic", "get", ("/messages/batches", "/messages/batches/{id}", "/messages/batches/{id}/results")),
     ("anthropic", "delete", ("/messages/batches/{id}",)),
     ("azure", "post", (
-        "/openai/v1/chat/completions", "/openai/v1/completions", "/openai/v1/embeddings",
         *(each + path for each in AZURE for path in (
             "/responses", "/responses/input_tokens", "/responses/compact", "/responses/{id}/cancel",
             "/files", "/batches", "/batches/{id}/cancel",
         )),
-        "/openai/deployments/{deployment}/chat/completions", "/openai/deployments/{deployment}/completions",
-        "/openai/deployments/{deployment}/embeddings",
+        *(each + path for each in ("/openai/v1", "/openai/deployments/{deployment}") for path in (
+            "/chat/completions", "/completions", "/embeddings", "/audio/speech", "/audio/transcriptions",
+            "/audio/translations", "/images/generations", "/images/edits", "/images/variations",
+        )),
     )),
     ("azure", "get", tuple(each + path for each in AZURE for path in (
         "/models", "/models/{id}", "/responses/{id}", "/responses/{id}/input_items", "/files", "/files/{id}",

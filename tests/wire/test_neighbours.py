@@ -128,6 +128,29 @@ async def test_azures_client_is_served() -> None:
         assert (await opened.ask(path, CHAT, headers={"api-key": "wrong"})).status == 401
 
 
+async def test_azures_deployment_is_the_model_whatever_the_body_names() -> None:
+    """LANE-01: a client that was given a deployment sends any other name in the body, as in openai's own examples."""
+    form = b'--b\r\nContent-Disposition: form-data; name="model"\r\n\r\nwhisper-1\r\n--b--\r\n'
+    headers = {"Content-Type": "multipart/form-data; boundary=b"}
+    async with open_gateway(repeat) as opened:
+        for name, below in (("a", "/audio/speech"), ("b/with:slash", "/images/generations")):
+            answer = await opened.ask(
+                f"/openai/deployments/{name}{below}?api-version=1", {"model": "<ignored>"}
+            )
+            assert (answer.status, answer.headers["x-watchbill-model"]) == (200, name)
+            assert answer.json["path"] == f"/v1{below}"
+        answer = await opened.ask("/openai/deployments/a/audio/transcriptions", form, headers=headers)
+        assert (answer.status, answer.headers["x-watchbill-model"]) == (200, "a")
+    async with open_gateway(HELLO) as opened:
+        client = openai.AsyncAzureOpenAI(
+            azure_endpoint=opened.url, api_key="x", api_version="2024-10-21", azure_deployment="a"
+        )
+        async with client:
+            answer = await client.chat.completions.create(model="<ignored>", messages=[])
+            assert answer.choices[0].message.content == "hello there"
+        assert opened.peer.asked[-1].json["model"] != "<ignored>"
+
+
 async def test_lm_studio_lists_models() -> None:
     """LANE-01"""
     async with open_gateway(HELLO) as opened:

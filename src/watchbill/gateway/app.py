@@ -67,8 +67,8 @@ PASSED_FORMS = (
 VOICES = "/v1/audio/voices"
 #: Those that are only read; the model is in the query.
 PASSED_READS = (VOICES, "/props", "/slots")
-#: Before OpenAI's addresses: none, for clients whose base address lacks /v1, and those of Azure.
-BESIDE_V1 = ("", "/openai/v1", "/openai/deployments/{deployment}")
+#: Before OpenAI's addresses that make something, in place of /v1: what Azure's clients have.
+AZURE_MAKES = ("/openai/v1", "/openai/deployments/{deployment:.+}")
 #: Azure's, in place of /v1: its newer clients have the one, its older ones the other.
 AZURE = ("/openai/v1", "/openai")
 #: Methods below /upstream.
@@ -248,11 +248,15 @@ class Gateway(Services):
         """Addresses of other programs that clients know: llama-swap, LM Studio, Azure, OpenAI's chat without /v1."""
         v1, swap, studio = self._openai, self._llama_swap, self._lmstudio
         own = {"/chat/completions": v1.chat, "/completions": v1.completions, "/embeddings": v1.embeddings}
+        passed = {path: self._passthrough.at(path) for path in PASSED_BESIDE_V1}
+        passed |= {path: self._passthrough.form_at(path) for path in PASSED_FORMS}
+        made = own | {path.removeprefix("/v1"): handler for path, handler in passed.items()}
         return [
+            *(("POST", path, Access.KEY, handler) for path, handler in own.items()),
             *(
                 ("POST", prefix + path, Access.KEY, deployed(handler))
-                for prefix in BESIDE_V1
-                for path, handler in own.items()
+                for prefix in AZURE_MAKES
+                for path, handler in made.items()
             ),
             ("POST", "/api/v0/embeddings", Access.KEY, v1.embeddings),
             *(
@@ -395,12 +399,12 @@ class Gateway(Services):
 
 
 def deployed(handler: Handler) -> Handler:
-    """A handler whose address may name the model, as Azure's do; one in the body says the same."""
+    """A handler whose address may name the model, as Azure's do. A client with a deployment names any in the body."""
 
     def handle(context: RequestContext) -> Awaitable[Answer]:
         request = context.request
         if name := request.match.get("deployment"):
-            request.door = Door(request.door.lane, name)
+            request.door = Door(request.door.lane, name, is_model_fixed=True)
         return handler(context)
 
     return handle

@@ -182,7 +182,7 @@ class CallerOptions:
         door: Door = MAIN_DOOR,
     ) -> Submission:
         """The submission of a request; takes our own fields out of its body. Raises RequestError without a model."""
-        if door is not MAIN_DOOR and not body.get("model") and door.model:
+        if door is not MAIN_DOOR and door.model and (door.is_model_fixed or not body.get("model")):
             body["model"] = door.model
         model = body.get("model")
         if not isinstance(model, str) or not model:

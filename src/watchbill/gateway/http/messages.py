@@ -73,6 +73,7 @@ class Door:
 
     lane: str | None = None
     model: str | None = None
+    is_model_fixed: bool = False  # the model is asked, whichever one the request names
 
 
 #: The main address of the config, without defaults.
