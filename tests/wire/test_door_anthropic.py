@@ -500,6 +500,8 @@ async def test_documents_and_search_results_reach_the_model_as_texts() -> None:
         ({"type": "document", "source": {"type": "file", "file_id": "f"}}, "send its text"),
         ({"type": "document", "citations": {"enabled": True}, "source": {"type": "text", "data": "x"}}, "citations"),
         ({"type": "image", "source": {"type": "file", "file_id": "f"}}, "not kept"),
+        ({"type": "image", "source": {"type": "base64", "data": "aGk="}}, "media_type"),
+        ({"type": "image", "source": {"type": "base64", "media_type": "text/html", "data": "aGk="}}, "media_type"),
         ({"type": "container_upload", "file_id": "f"}, "container_upload"),
         ({"type": "tool_result", "tool_use_id": "t", "content": [{"type": "tool_reference"}]}, "tool_reference"),
         ({"type": "tool_result", "content": "x"}, "tool_use_id"),

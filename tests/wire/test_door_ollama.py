@@ -359,7 +359,8 @@ async def test_a_lane_with_a_fallback_answers_in_ollamas_shape(stream: bool) -> 
     "fields",
     [
         {"options": {"num_ctx": -5}}, {"options": {"num_predict": 10**12}}, {"options": {"temperature": "hot"}},
-        {"options": [1]}, {"options": {"top_k": 1.5}}, {"stream": "yes"}, {"think": "much"}, {"format": 7},
+        {"options": [1]}, {"options": {"top_k": 1.5}}, {"options": {"stop": 5}}, {"options": {"stop": [5]}},
+        {"stream": "yes"}, {"think": "much"}, {"format": 7},
         {"messages": "hi"}, {"messages": [7]}, {"messages": [{"role": "user", "content": 3}]},
         {"messages": [{"role": "user", "images": [1]}]}, {"messages": [{"role": "a", "tool_calls": [1]}]},
         {"model": ""}, {"model": 3}, {"options": {"seed": 10**40}},
@@ -372,6 +373,14 @@ async def test_nonsense_is_refused_with_a_text(fields: dict[str, object]) -> Non
         answer = await opened.ask("/api/chat", {**CHAT, **fields})
         assert answer.status == 400 and isinstance(answer.json["error"], str)
         assert opened.peer.asked == []
+
+
+async def test_a_degree_of_thinking_switches_it_on() -> None:
+    """LANE-01: also where a chat template has it off; `true` does."""
+    async with open_gateway(catalog=CATALOG_HERE) as opened:
+        assert (await opened.ask("/api/chat", {**CHAT, "think": "high", "stream": False})).status == 200
+        sent = opened.peer.asked[-1].json
+        assert (sent["reasoning_effort"], sent["chat_template_kwargs"]) == ("high", {"enable_thinking": True})
 
 
 async def test_keys_are_asked_for_and_only_an_admin_forwards() -> None:

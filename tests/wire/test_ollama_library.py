@@ -95,6 +95,16 @@ async def test_names_outlive_a_restart_and_share_the_model_in_memory(tmp_path: P
         assert (await opened.ask("/v1/chat/completions", {"model": "mine:v1", "messages": SAY})).status == 200
 
 
+async def test_a_name_is_not_copied_over_the_model_that_it_is_made_of(tmp_path: Path) -> None:
+    """LANE-03: the name stays that of the config, so the copy would have no effect."""
+    async with open_gateway(hello, catalog=HERE, root=tmp_path) as opened:
+        made = {"model": "brief", "from": "smol", "system": "Be brief."}
+        assert (await opened.ask("/api/create", made)).status == 200
+        answer = await opened.ask("/api/copy", {"source": "brief", "destination": "smol"})
+        assert answer.status == 400 and "a model of the config" in answer.json["error"]
+        assert (await opened.ask("/api/copy", {"source": "smol", "destination": "SMOL:latest"})).status == 200
+
+
 def test_the_config_wins_over_the_library(tmp_path: Path) -> None:
     """LANE-03: an entry whose name the config takes, or whose file is gone, is not served, and breaks nothing."""
     entries = [

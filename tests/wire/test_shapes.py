@@ -200,7 +200,13 @@ async def test_what_ollama_passes_over_is_said_in_its_words_or_refused() -> None
         assert [each.json["max_tokens"] for each in opened.peer.asked[-2:]] == [7, 7]
         answer = await opened.ask("/v1/chat/completions", {**USER, "n": 3})
         assert [choice["index"] for choice in answer.json["choices"]] == [0, 1, 2]
-        for wish in ({"logit_bias": {"5": 1}}, {"functions": [LOOK["function"]]}, {"audio": {"voice": "x"}}):
+        functions = {"functions": [LOOK["function"]]}
+        for wish in (
+            {"logit_bias": {"5": 1}},
+            functions,
+            {"audio": {"voice": "x"}},
+            {"web_search_options": {}},
+        ):
             assert (await opened.ask("/v1/chat/completions", {**USER, **wish})).status == 400
         idle: dict[str, object] = {"logit_bias": {}, "modalities": ["text"], "tool_choice": "auto"}
         assert (await opened.ask("/v1/chat/completions", {**TOOLS, **idle})).status == 200

@@ -18,7 +18,9 @@ __all__ = ["SHAPED", "check_shapes", "for_llamacpp", "for_ollama", "with_older_l
 Fields = dict[str, object]
 
 #: Fields that llama.cpp and Ollama take without a word and without an effect.
-_IGNORED = frozenset({"echo", "best_of", "modalities", "audio", "functions", "function_call"})
+_IGNORED = frozenset(
+    {"echo", "best_of", "modalities", "audio", "functions", "function_call", "web_search_options"}
+)
 #: These, and what llama.cpp understands only in part: a `tool_choice` of one tool is `auto` to it.
 _LLAMACPP_MISREADS = _IGNORED | {"suffix", "tool_choice"}
 #: These, and what Ollama has no field for at its addresses of OpenAI.
@@ -80,6 +82,8 @@ def _refuse_ignored(body: Fields, model: str, program: str) -> None:
         raise RequestError(f"{model} takes no functions, their older name: send tools and tool_choice")
     if body.get("audio") or (isinstance(modalities, list) and "audio" in modalities):
         raise RequestError(f"{model} answers in text alone; leave audio out")
+    if body.get("web_search_options") is not None:
+        raise RequestError(f"{model} does not search the web; leave web_search_options out")
 
 
 def _with_one_tool(body: Fields, choice: Fields) -> Fields:

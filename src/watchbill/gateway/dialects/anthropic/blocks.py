@@ -158,7 +158,10 @@ def _source(block: Fields) -> Fields:
 def _image_url(source: Fields) -> str:
     kind, data, url = source.get("type"), source.get("data"), source.get("url")
     if kind == "base64" and isinstance(data, str):
-        return f"data:{source.get('media_type')};base64,{data}"
+        media = source.get("media_type")
+        if not isinstance(media, str) or not media.startswith("image/"):
+            raise RequestError("an image in base64 must have a media_type, such as image/png")
+        return f"data:{media};base64,{data}"
     if kind == "url" and isinstance(url, str):
         return url
     if kind == "file":

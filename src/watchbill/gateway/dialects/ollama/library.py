@@ -60,7 +60,7 @@ class LibraryApi:
         target = check_name(name, "destination")
         found = find(self._services, source)
         entry = _entry_of(found, target)
-        if plain_name(target) != plain_name(found.model.name):
+        if found.entry is not None or plain_name(target) != plain_name(found.model.name):
             self._refuse_declared(target)
             await self._library.put(self._services.driver, entry)
         return Response(b"", {}, lines=context.lines())

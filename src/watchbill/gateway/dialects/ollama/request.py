@@ -87,8 +87,11 @@ def check(body: Fields, *, is_native: bool) -> None:
     if not is_native:
         _check_made_here(body)
     _check_images(body.get("images"))
-    check_ranges(options_of(body), _RANGES)
-    check_ranges(options_of(body))
+    options = options_of(body)
+    if not _is_texts(options.get("stop")):
+        raise RequestError("stop must be a text or a list of texts")
+    check_ranges(options, _RANGES)
+    check_ranges(options)
     check_ranges({name: value for name, value in body.items() if name not in _KNOWN and name != "dimensions"})
 
 
@@ -104,6 +107,11 @@ def _is_span(value: object) -> bool:
     if isinstance(value, str):
         return _SPAN.fullmatch(value) is not None
     return value is None or (isinstance(value, int | float) and not isinstance(value, bool))
+
+
+def _is_texts(value: object) -> bool:
+    listed = cast("list[object]", value) if isinstance(value, list) else [value]
+    return value is None or all(isinstance(each, str) for each in listed)
 
 
 def _in(value: object, low: int, high: int) -> bool:
@@ -242,7 +250,7 @@ def _think(wanted: object) -> Fields:
         return {}
     if isinstance(wanted, bool):
         return {"chat_template_kwargs": {"enable_thinking": wanted}}
-    return {"reasoning_effort": wanted}
+    return {"reasoning_effort": wanted, "chat_template_kwargs": {"enable_thinking": True}}
 
 
 # ------------------------------------------------------------------ messages
