@@ -18,7 +18,7 @@ from watchbill.gateway.lifting import Lifted
 from watchbill.gateway.modelfiles import Facts, ModelFiles
 from watchbill.gateway.prompt_room import PromptRoom, prompt_room_of
 from watchbill.gateway.shapes import for_llamacpp, for_ollama
-from watchbill.gateway.typed import is_word
+from watchbill.gateway.typed import is_word, object_of
 from watchbill.gguf import Header
 from watchbill.runtime.driver import Driver
 from watchbill.runtime.library import Entry, Library
@@ -189,7 +189,7 @@ def _dressed(chat: Fields, entry: Entry) -> Fields:
     if not isinstance(messages, list) or not messages:
         return told
     listed = cast("list[object]", messages)
-    first = cast("Fields", listed[0]) if isinstance(listed[0], dict) else {}
+    first = object_of(listed[0])
     is_own = not entry.system or first.get("role") in ("system", "developer")
     system = [] if is_own else [{"role": "system", "content": entry.system}]
     return {**told, "messages": [*system, *entry.messages, *listed]}

@@ -15,6 +15,7 @@ from watchbill.engines.sse import DONE, EventReader
 from watchbill.errors import EngineFailed, RequestError
 from watchbill.gateway.body import encode
 from watchbill.gateway.growing import Kept
+from watchbill.gateway.typed import object_of, objects_of
 from watchbill.gateway.wire import NO_STREAM, decode_fields, event
 from watchbill.quoting import quoted
 
@@ -49,7 +50,7 @@ def with_calls_in_words(messages: list[Fields]) -> list[Fields]:
     for message in messages:
         calls = message.get("tool_calls")
         if message.get("role") == "assistant" and isinstance(calls, list) and calls:
-            words = [encode(_called(each)).decode() for each in _objects(cast("object", calls))]
+            words = [encode(_called(each)).decode() for each in objects_of(cast("object", calls))]
             said = message.get("content")
             begun = [said] if isinstance(said, str) and said else []
             told.append({"role": "assistant", "content": "\n".join([*begun, *words])})
@@ -64,7 +65,7 @@ def with_calls_in_words(messages: list[Fields]) -> list[Fields]:
 
 def _called(call: Fields) -> Fields:
     function = call.get("function")
-    fields = cast("Fields", function) if isinstance(function, dict) else {}
+    fields = object_of(function)
     return {"name": fields.get("name"), "arguments": fields.get("arguments")}
 
 
@@ -109,7 +110,7 @@ class ForcedCall:
             return b"data: [DONE]\n\n"
         told = decode_fields(payload, NO_STREAM)
         ends: list[Fields] = []
-        for choice in _objects(told.get("choices")):
+        for choice in objects_of(told.get("choices")):
             if (end := self._take(choice)) is not None:
                 ends.append({**told, "choices": [end]})
         told.pop("usage", None) if ends else None
@@ -120,7 +121,7 @@ class ForcedCall:
         index = choice.get("index")
         at = index if isinstance(index, int) else 0
         delta = choice.get("delta")
-        said = cast("Fields", delta) if isinstance(delta, dict) else {}
+        said = object_of(delta)
         text = said.pop("content", None)
         if isinstance(text, str):
             self._kept.text(text)
@@ -146,7 +147,7 @@ def _chosen(chat: Fields) -> list[Fields]:
     offered: list[Fields] = []
     for tool in _all_objects(chat.get("tools"), "tools"):
         function = tool.get("function")
-        fields = cast("Fields", function) if isinstance(function, dict) else {}
+        fields = object_of(function)
         name = fields.get("name")
         if not isinstance(name, str) or not name:
             raise RequestError("a tool must be a function with a name")
@@ -194,13 +195,7 @@ def _with_system(messages: list[Fields], text: str) -> list[Fields]:
 
 
 def _all_objects(value: object, name: str) -> list[Fields]:
-    objects = _objects(value)
+    objects = objects_of(value)
     if not isinstance(value, list) or len(objects) < len(cast("list[object]", value)):
         raise RequestError(f"{name} must be a list of objects")
     return objects
-
-
-def _objects(value: object) -> list[Fields]:
-    if not isinstance(value, list):
-        return []
-    return [cast("Fields", each) for each in cast("list[object]", value) if isinstance(each, dict)]

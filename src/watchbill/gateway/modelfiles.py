@@ -20,6 +20,7 @@ from watchbill.catalog import Catalog, Model
 from watchbill.footprint import usable_context
 from watchbill.gateway.limits import MODEL_FILES_REMEMBERED_MAX
 from watchbill.gateway.ollama_lists import OllamaLists
+from watchbill.gateway.typed import object_of
 from watchbill.gguf import GgufError, Header, read_header
 
 __all__ = ["Facts", "ModelFiles"]
@@ -53,7 +54,7 @@ class Facts:
     def details(self) -> Fields:
         """What an Ollama says of the model's kind; nothing for any other model."""
         found = None if self.told is None else self.told.get("details")
-        return cast("Fields", found) if isinstance(found, dict) else {}
+        return object_of(found)
 
     @property
     def abilities(self) -> frozenset[str] | None:

@@ -23,7 +23,7 @@ from watchbill.engines.sse import DONE, EventReader, EventTooLarge, WholeEvents
 from watchbill.errors import EngineFailed, NoLease, Preempted, ShuttingDown
 from watchbill.gateway.body import encode
 from watchbill.gateway.limits import RESUME_TEXT_CHARS_MAX, RESUME_TOKENS_MAX
-from watchbill.gateway.typed import is_count
+from watchbill.gateway.typed import is_count, object_of
 from watchbill.gateway.wire import NO_STREAM, decode_fields
 
 __all__ = ["Begun", "Resumption"]
@@ -169,7 +169,7 @@ class Resumption:
             error = decode_fields(payload, NO_STREAM).get("error")
         except EngineFailed:
             return False
-        told = cast("Fields", error) if isinstance(error, dict) else {}
+        told = object_of(error)
         code = told.get("code")
         self.has_lost_lease = code == NoLease.code and (self.can_go_on or not self._parts)
         if self.has_lost_lease or (code in _BREAKS and self.can_go_on and self.has_advanced):
@@ -193,12 +193,12 @@ class Resumption:
             self._named = {name: event[name] for name in ("id", "created") if name in event}
         choices = event.get("choices")
         for choice in cast("list[object]", choices) if isinstance(choices, list) else []:
-            self._read_choice(cast("Fields", choice) if isinstance(choice, dict) else {})
+            self._read_choice(object_of(choice))
         return event
 
     def _read_choice(self, choice: Fields) -> None:
         said = choice.get("delta") if self._is_chat else choice
-        delta = cast("Fields", said) if isinstance(said, dict) else {}
+        delta = object_of(said)
         self._finished = self._finished or choice.get("finish_reason") is not None
         if self._is_chat and any(value for name, value in delta.items() if name not in ("role", "content")):
             self.is_possible = False

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import cast
 
 from watchbill.errors import RequestError
-from watchbill.gateway.typed import count_of
+from watchbill.gateway.typed import count_of, object_of
 from watchbill.quoting import quoted
 
 __all__ = ["SHAPED", "check_shapes", "for_llamacpp", "for_ollama", "with_older_limit"]
@@ -134,7 +134,7 @@ def _with_allowed(body: Fields, choice: Fields) -> Fields:
 
 
 def _name_of(tool: object) -> str | None:
-    fields = cast("Fields", tool) if isinstance(tool, dict) else {}
+    fields = object_of(tool)
     function = fields.get(str(fields.get("type")))
     name = (cast("Fields", function) if isinstance(function, dict) else fields).get("name")
     return name if isinstance(name, str) else None

@@ -7,13 +7,13 @@ token limit is left out: half of a call must not be run.
 
 from dataclasses import dataclass, field
 from io import StringIO
-from typing import cast
 
 import msgspec
 
 from watchbill.errors import EngineFailed
 from watchbill.gateway.growing import Kept
 from watchbill.gateway.limits import GROWN_CALLS_WEIGHT_MAX, TOOL_CALLS_MAX
+from watchbill.gateway.typed import object_of
 from watchbill.gateway.wire import decode_fields
 
 __all__ = ["ToolCall", "ToolCalls", "begins_call", "spelled"]
@@ -88,7 +88,7 @@ def begins_call(piece: Fields, id: object) -> bool:
 
 def _function_of(piece: Fields) -> Fields:
     function = piece.get("function")
-    return cast("Fields", function) if isinstance(function, dict) else {}
+    return object_of(function)
 
 
 def spelled(arguments: object) -> str:

@@ -7,7 +7,7 @@ without choices is added, and where nothing does, the last that came beside each
 
 from typing import cast
 
-from watchbill.gateway.typed import count_of
+from watchbill.gateway.typed import count_of, object_of
 
 __all__ = ["UsageSum"]
 
@@ -64,7 +64,7 @@ def _added(usage: Fields, told: Fields, *, is_new: bool) -> Fields:
 
 def _sum(before: object, value: object) -> object:
     if isinstance(value, dict):
-        inner = cast("Fields", before) if isinstance(before, dict) else {}
+        inner = object_of(before)
         return {
             **inner,
             **{name: _sum(inner.get(name), each) for name, each in cast("Fields", value).items()},

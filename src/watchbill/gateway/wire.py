@@ -10,7 +10,6 @@ fill the memory. The plain reader of events is `engines.sse`.
 
 import re
 from collections.abc import Iterator
-from typing import cast
 
 import msgspec
 
@@ -18,6 +17,7 @@ from watchbill.decodable import collector_paused, is_decodable, json_decoder
 from watchbill.engines.sse import DONE, ENDED_EARLY, EventReader, EventTooLarge
 from watchbill.errors import EngineFailed
 from watchbill.gateway.answers import engine_error, is_of_the_site
+from watchbill.gateway.typed import object_of, objects_of
 from watchbill.limits import JSON_DECODED_BYTES_MAX, JSON_DIGITS_BYTES_MIN
 
 __all__ = [
@@ -87,21 +87,21 @@ class ChunkReader:
 def read_chunk(fields: Fields) -> Chunk:
     """The chunk in an event, or in a whole answer, which has a message in place of a delta."""
     choice: Fields = {}
-    for each in _objects(fields.get("choices")):
+    for each in objects_of(fields.get("choices")):
         if each.get("index", 0) == 0:
             choice = each
-    said = _object(choice.get("delta")) or _object(choice.get("message")) or choice
-    logprobs = _object(choice.get("logprobs"))
+    said = object_of(choice.get("delta")) or object_of(choice.get("message")) or choice
+    logprobs = object_of(choice.get("logprobs"))
     reason = choice.get("finish_reason")
     content, thoughts = said_in(said.get("content"))
     return Chunk(
         text=content or _text(choice.get("text")) or _text(said.get("refusal")),
         reasoning=_text(said.get("reasoning_content")) or _text(said.get("reasoning")) or thoughts,
-        tool_calls=_objects(said.get("tool_calls")),
-        logprobs=_objects(logprobs.get("content")),
+        tool_calls=objects_of(said.get("tool_calls")),
+        logprobs=objects_of(logprobs.get("content")),
         finish_reason=reason if isinstance(reason, str) else None,
-        usage=_object(fields.get("usage")) or None,
-        timings=_object(fields.get("timings")) or None,
+        usage=object_of(fields.get("usage")) or None,
+        timings=object_of(fields.get("timings")) or None,
     )
 
 
@@ -138,7 +138,7 @@ def said_in(content: object) -> tuple[str, str]:
     if isinstance(content, str):
         return content, ""
     text, thoughts = "", ""
-    for part in _objects(content):
+    for part in objects_of(content):
         if part.get("type") == "thinking":
             inner = part.get("thinking")
             thoughts += inner if isinstance(inner, str) else said_in(inner)[0]
@@ -149,16 +149,6 @@ def said_in(content: object) -> tuple[str, str]:
 
 def _text(value: object) -> str:
     return value if isinstance(value, str) else ""
-
-
-def _object(value: object) -> Fields:
-    return cast("Fields", value) if isinstance(value, dict) else {}
-
-
-def _objects(value: object) -> list[Fields]:
-    if not isinstance(value, list):
-        return []
-    return [cast("Fields", each) for each in cast("list[object]", value) if isinstance(each, dict)]
 
 
 def line(value: object) -> bytes:

@@ -5,7 +5,8 @@ The same for every dialect that knows them. Does no I/O.
 
 import base64
 import binascii
-from typing import cast
+
+from watchbill.gateway.typed import object_of
 
 __all__ = ["EFFORTS", "reveal", "seal", "thinking_fields"]
 
@@ -36,7 +37,7 @@ def thinking_fields(thinks: bool | None, effort: str | None, chat: Fields) -> Fi
         if effort != "none":
             words["reasoning_effort"] = EFFORTS[effort]
     given = chat.get("chat_template_kwargs")
-    kept = cast("Fields", given) if isinstance(given, dict) else {}
+    kept = object_of(given)
     return {**fields, "chat_template_kwargs": {**words, **kept}}
 
 

@@ -17,7 +17,7 @@ from watchbill.gateway.dialects.thoughts import EFFORTS, thinking_fields
 from watchbill.gateway.dialects.treatment import Treatment
 from watchbill.gateway.lifting import Lifted
 from watchbill.gateway.limits import STOP_SEQUENCE_CHARS_MAX, STOP_SEQUENCES_MAX
-from watchbill.gateway.typed import is_word
+from watchbill.gateway.typed import is_word, object_of
 from watchbill.quoting import cut
 
 __all__ = ["Asked", "as_chat", "estimate_tokens", "for_llamacpp", "read"]
@@ -150,7 +150,7 @@ def _format(given: Fields) -> Fields:
     wanted = config.get("format") or given.get("output_format")
     if wanted is None:
         return {}
-    fields = cast("Fields", wanted) if isinstance(wanted, dict) else {}
+    fields = object_of(wanted)
     if fields.get("type") != "json_schema" or not isinstance(fields.get("schema"), dict):
         raise RequestError("output_config.format must have the type json_schema and a schema")
     schema = {"name": "answer", "strict": True, "schema": fields["schema"]}

@@ -21,7 +21,7 @@ from watchbill.gateway.fallback import Fallback
 from watchbill.gateway.growing import Kept, growing_text, whole_texts
 from watchbill.gateway.model_calls import Whole
 from watchbill.gateway.toolcalls import ToolCall, ToolCalls
-from watchbill.gateway.typed import count_of, is_count
+from watchbill.gateway.typed import count_of, is_count, object_of
 from watchbill.gateway.wire import Chunk, ChunkReader, decode_fields, event, read_chunk
 
 __all__ = ["PING", "Collecting", "Making"]
@@ -319,8 +319,8 @@ def _message(id: str, model: str, content: list[Fields], usage: Fields) -> Field
 
 def usage_of(usage: Fields) -> Fields:
     """Token counts in Anthropic's words, where a part of the prompt that was read from a cache counts apart."""
-    cached = count_of(_object(usage.get("prompt_tokens_details")).get("cached_tokens"))
-    thought = _object(usage.get("completion_tokens_details")).get("reasoning_tokens")
+    cached = count_of(object_of(usage.get("prompt_tokens_details")).get("cached_tokens"))
+    thought = object_of(usage.get("completion_tokens_details")).get("reasoning_tokens")
     prompt = max(0, count_of(usage.get("prompt_tokens")) - cached)
     told = _usage(prompt, count_of(usage.get("completion_tokens")), cached)
     return {**told, "output_tokens_details": {"thinking_tokens": thought}} if is_count(thought) else told
@@ -333,7 +333,3 @@ def _usage(prompt: int = 0, answer: int = 0, cached: int = 0) -> Fields:
         "cache_creation_input_tokens": 0,
         "cache_read_input_tokens": cached,
     }
-
-
-def _object(value: object) -> Fields:
-    return cast("Fields", value) if isinstance(value, dict) else {}

@@ -19,7 +19,7 @@ from watchbill.gateway.limits import BATCH_WINDOW_MS_MIN, FILE_KEPT_MS_MIN, LIST
 from watchbill.gateway.options import read_metadata
 from watchbill.gateway.request_context import RequestContext
 from watchbill.gateway.services import Services
-from watchbill.gateway.typed import is_word
+from watchbill.gateway.typed import is_word, object_of
 from watchbill.units import parse_millis, spell_millis
 
 __all__ = ["ENDPOINTS", "BatchesApi", "OpenAiResults"]
@@ -164,7 +164,7 @@ def _kept_ms(asked: object) -> int | None:
     """How long the results are kept; None: as long as other files. Raises RequestError."""
     if asked is None:
         return None
-    fields = cast("dict[str, object]", asked) if isinstance(asked, dict) else {}
+    fields = object_of(asked)
     seconds, least = fields.get("seconds"), FILE_KEPT_MS_MIN // 1000
     is_whole = isinstance(seconds, int) and not isinstance(seconds, bool)
     if fields.get("anchor") != "created_at" or not is_whole or cast("int", seconds) < least:

@@ -25,6 +25,7 @@ from watchbill.gateway.limits import BLOB_BYTES_MAX, BLOB_RECEIPT_MS
 from watchbill.gateway.options import check_ranges
 from watchbill.gateway.request_context import RequestContext
 from watchbill.gateway.services import Services
+from watchbill.gateway.typed import object_of
 from watchbill.gguf import GgufError, read_header
 from watchbill.pull.limits import LIBRARY_ENTRY_BYTES_MAX
 from watchbill.runtime.library import BLOBS, Entry, Library, plain_name
@@ -240,7 +241,7 @@ def _messages(given: object) -> list[Fields]:
         return []
     told: list[Fields] = []
     for each in cast("list[object]", given) if isinstance(given, list) else [None]:
-        fields = cast("Fields", each) if isinstance(each, dict) else {}
+        fields = object_of(each)
         role, content = str(fields.get("role")).lower(), fields.get("content")
         if role not in _ROLES or not isinstance(content, str):
             raise RequestError("messages must be a list of objects with a role and a content")

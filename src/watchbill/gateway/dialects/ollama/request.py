@@ -17,7 +17,7 @@ from watchbill.gateway.dialects.ollama.context import read_context
 from watchbill.gateway.lifting import Lifted
 from watchbill.gateway.limits import SMALL_BODY_BYTES_MAX
 from watchbill.gateway.options import Range, check_ranges
-from watchbill.gateway.typed import is_word
+from watchbill.gateway.typed import is_word, object_of
 from watchbill.runtime.library import Entry
 from watchbill.steps import Steps
 
@@ -153,7 +153,7 @@ def dressed(body: Fields, entry: Entry | None, *, chat: bool) -> Fields:
     messages = cast("list[object]", body.get("messages") or [])
     if not messages:
         return told
-    first = cast("Fields", messages[0]) if isinstance(messages[0], dict) else {}
+    first = object_of(messages[0])
     own_system = str(first.get("role")).lower() == "system"
     system = [{"role": "system", "content": entry.system}] if entry.system and not own_system else []
     return {**told, "messages": [*system, *entry.messages, *messages]}
@@ -231,7 +231,7 @@ def as_options(options: Fields) -> Fields:
 def options_of(body: Fields) -> Fields:
     """The options of a request; none where it has none."""
     options = body.get("options")
-    return cast("Fields", options) if isinstance(options, dict) else {}
+    return object_of(options)
 
 
 def _format(wanted: object) -> Fields:

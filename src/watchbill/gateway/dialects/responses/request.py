@@ -20,7 +20,7 @@ from watchbill.gateway.dialects.thoughts import EFFORTS, thinking_fields
 from watchbill.gateway.dialects.treatment import Treatment
 from watchbill.gateway.lifting import Lifted
 from watchbill.gateway.options import read_metadata
-from watchbill.gateway.typed import is_word
+from watchbill.gateway.typed import is_word, object_of
 from watchbill.quoting import quoted
 
 __all__ = ["Asked", "as_chat", "estimate_tokens", "fitting", "read"]
@@ -301,7 +301,7 @@ def _format(text: object) -> Fields:
     if not isinstance(text, dict):
         raise RequestError("text must be an object")
     shape = cast("Fields", text).get("format") or {"type": "text"}
-    fields = cast("Fields", shape) if isinstance(shape, dict) else {}
+    fields = object_of(shape)
     match fields.get("type"):
         case "text":
             return {}

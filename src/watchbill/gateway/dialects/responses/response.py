@@ -12,7 +12,6 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from io import StringIO
-from typing import cast
 
 from watchbill.engines.sse import ENDED_EARLY
 from watchbill.errors import EngineFailed, Preempted, RunTimeout, ShuttingDown, TheirsError
@@ -23,7 +22,7 @@ from watchbill.gateway.fallback import Fallback
 from watchbill.gateway.growing import Kept
 from watchbill.gateway.model_calls import Whole
 from watchbill.gateway.toolcalls import ToolCall, ToolCalls
-from watchbill.gateway.typed import count_of
+from watchbill.gateway.typed import count_of, object_of
 from watchbill.gateway.wire import Chunk, ChunkReader, decode_fields, read_chunk
 
 __all__ = ["Collecting", "Making", "restarted", "usage_of"]
@@ -463,9 +462,9 @@ def _frame(asked: Asked, *, is_stored: bool) -> Fields:
         "background": asked.background, "completed_at": None, "error": None, "incomplete_details": None,
         **{name: given.get(name) for name in _ECHOED}, "metadata": given.get("metadata", {}), "model": "", "output": [],
         "parallel_tool_calls": given.get("parallel_tool_calls", True),
-        "reasoning": {"effort": None, "summary": None, **_object(given.get("reasoning"))},
+        "reasoning": {"effort": None, "summary": None, **object_of(given.get("reasoning"))},
         "service_tier": "default", "store": is_stored,
-        "text": {"format": {"type": "text"}, **_object(given.get("text"))},
+        "text": {"format": {"type": "text"}, **object_of(given.get("text"))},
         "tool_choice": given.get("tool_choice", "auto"), "tools": asked.tools,
         "top_logprobs": given.get("top_logprobs", 0), "truncation": given.get("truncation", "disabled"), "usage": None,
     }  # fmt: skip
@@ -480,8 +479,8 @@ def restarted(response: Fields) -> Fields:
 def usage_of(usage: Fields) -> Fields:
     """Token counts in the words of this API."""
     prompt, answer = count_of(usage.get("prompt_tokens")), count_of(usage.get("completion_tokens"))
-    cached = count_of(_object(usage.get("prompt_tokens_details")).get("cached_tokens"))
-    thought = count_of(_object(usage.get("completion_tokens_details")).get("reasoning_tokens"))
+    cached = count_of(object_of(usage.get("prompt_tokens_details")).get("cached_tokens"))
+    thought = count_of(object_of(usage.get("completion_tokens_details")).get("reasoning_tokens"))
     return {
         "input_tokens": prompt,
         "input_tokens_details": {"cached_tokens": cached, "cache_write_tokens": 0},
@@ -489,7 +488,3 @@ def usage_of(usage: Fields) -> Fields:
         "output_tokens_details": {"reasoning_tokens": thought},
         "total_tokens": prompt + answer,
     }
-
-
-def _object(value: object) -> Fields:
-    return cast("Fields", value) if isinstance(value, dict) else {}
