@@ -1,6 +1,7 @@
 """The git hooks on a real repository, alone and beside those of others."""
 
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -216,7 +217,7 @@ def test_the_hint_of_a_replaced_hook_works_when_it_is_pasted(
     (repository / ".git" / "hooks" / "post-commit").unlink()
     monkeypatch.setenv("PATH", "/usr/bin:/bin")
     (warning,) = warnings(tmp_path / "spool")
-    assert f"run: {sys.executable} -m watchbill spool hook install" in warning
+    assert f"run: {shlex.quote(sys.executable)} -m watchbill spool hook install" in warning
 
 
 def test_remove_after_another_program_wrote_its_hook_anew_leaves_no_copy_of_it(
@@ -260,8 +261,10 @@ def test_a_chained_hook_sees_its_own_name_its_arguments_and_its_input(
     folder.mkdir(exist_ok=True)
     hook, log = folder / "post-merge", tmp_path / "log"
     if language == "python":
+        python = tmp_path / "python"  # the first line of a script cannot name a path with spaces
+        python.symlink_to(sys.executable)
         hook.write_text(
-            f"#!{sys.executable}\nimport os, sys\nname = os.path.basename(sys.argv[0])\n"
+            f"#!{python}\nimport os, sys\nname = os.path.basename(sys.argv[0])\n"
             f"open({str(log)!r}, 'w').write(f'{{name}} {{sys.argv[1:]}} {{sys.stdin.read()}}')\n"
             "sys.exit(7)\n"
         )

@@ -1,6 +1,7 @@
 """What the terminal draws: bars that add up, tables that fit, text that cannot steer it; and the short way in."""
 
 import io
+import shlex
 import sys
 from pathlib import Path
 
@@ -109,7 +110,7 @@ def test_a_warning_to_a_terminal_that_is_gone_is_no_error(monkeypatch):
     [
         (".venv/bin/watchbill", "", ".venv/bin/watchbill"),
         (".venv/bin/watchbill", "/other", ".venv/bin/watchbill --root {usual}"),
-        ("/site/watchbill/__main__.py", "", f"{sys.executable} -m watchbill"),
+        ("/site/watchbill/__main__.py", "", f"{shlex.quote(sys.executable)} -m watchbill"),
     ],
 )
 def test_what_to_try_next_works_as_it_stands(tmp_path, started_as, home, told):

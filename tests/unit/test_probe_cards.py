@@ -6,6 +6,7 @@ No card is needed: the NVML probe gets an object with the library's functions an
 import asyncio
 import json
 import os
+import shlex
 import sys
 import threading
 from collections.abc import Iterator, Mapping
@@ -307,6 +308,5 @@ def test_a_machine_without_a_driver_has_no_cards_and_says_why(monkeypatch: pytes
         None, "no NVIDIA driver: Driver/library version mismatch; does nvidia-smi work?",
     )  # fmt: skip
     monkeypatch.setitem(sys.modules, "pynvml", None)
-    assert find_cards() == (
-        None, f"NVIDIA's library for Python is not installed: {sys.executable} -m pip install 'nvidia-ml-py>=12'",
-    )  # fmt: skip
+    install = f"{shlex.quote(sys.executable)} -m pip install 'nvidia-ml-py>=12'"
+    assert find_cards() == (None, f"NVIDIA's library for Python is not installed: {install}")
