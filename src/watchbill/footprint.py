@@ -11,6 +11,7 @@ and 64 MiB above. After the first load the measured figure replaces it.
 """
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 from watchbill.catalog import RAM, Model
 from watchbill.units import Bytes
@@ -39,6 +40,13 @@ SNAPSHOT_TOKENS = 8192
 UNFUSED = frozenset({"t5", "t5encoder", "grok"})
 #: Arguments of llama.cpp that give a model more context than it was trained on.
 _STRETCHING = ("--rope", "--yarn", "--override-kv")
+_KEY_TYPE, _VALUE_TYPE = ("--cache-type-k", "-ctk"), ("--cache-type-v", "-ctv")
+#: Bytes of one figure in the cache, by the names that llama.cpp has for its types: 32 figures share a scale or two.
+_FIGURE_BYTES = {
+    "f32": 4, "f16": 2, "bf16": 2, "q8_0": 34 / 32, "q5_1": 24 / 32, "q5_0": 22 / 32, "q4_1": 20 / 32, "q4_0": 18 / 32,
+    "iq4_nl": 18 / 32,
+}  # fmt: skip
+_USUAL_FIGURE_BYTES = _FIGURE_BYTES["f16"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +104,8 @@ def predict(
     *,
     context: int,
     slots: int,
-    kv_type_bytes: float = 2,
+    key_figure_bytes: float = _USUAL_FIGURE_BYTES,
+    value_figure_bytes: float = _USUAL_FIGURE_BYTES,
     prompt_cache: int = 0,
     mmap: bool = False,
     embedding: bool = False,
@@ -111,7 +120,7 @@ def predict(
     tokens = _round_up(context or header.context_length, CONTEXT_STEP_TOKENS)
     whole = embedding or header.is_embedding
     batch = tokens if whole else min(tokens * slots, BATCH_TOKENS)
-    slot = _slot_bytes(header, tokens, kv_type_bytes)
+    slot = _slot_bytes(header, tokens, key_figure_bytes, value_figure_bytes)
     # The prompt cache accepts a whole slot's state before it drops the oldest one to get below its bound.
     cached = prompt_cache + slot if prompt_cache else 0
     return Prediction(
@@ -141,6 +150,8 @@ def predict_model(model: Model, header: Header) -> Prediction:
         header,
         context=usable_context(model, header),
         slots=model.concurrency,
+        key_figure_bytes=_figure_bytes(model, _KEY_TYPE),
+        value_figure_bytes=_figure_bytes(model, _VALUE_TYPE),
         prompt_cache=model.prompt_cache,
         mmap=model.mmap,
         embedding=model.embedding,
@@ -148,11 +159,18 @@ def predict_model(model: Model, header: Header) -> Prediction:
     )
 
 
-def _slot_bytes(header: Header, tokens: int, kv_type_bytes: float) -> int:
+def _figure_bytes(model: Model, flags: tuple[str, ...]) -> float:
+    """The bytes of a figure in the cache, as the arguments of its model say last. llama.cpp refuses other types."""
+    named = [value for flag, value in pairwise(model.arguments) if flag in flags]
+    return _FIGURE_BYTES.get(named[-1], _USUAL_FIGURE_BYTES) if named else _USUAL_FIGURE_BYTES
+
+
+def _slot_bytes(header: Header, tokens: int, key_figure_bytes: float, value_figure_bytes: float) -> int:
     """Layers with a sliding window count as full ones: their snapshots take what they save."""
     if header.is_encoder:
         return 0
-    per_token = sum(header.kv_heads) * (header.key_length + header.value_length) * kv_type_bytes
+    figures = header.key_length * key_figure_bytes + header.value_length * value_figure_bytes
+    per_token = sum(header.kv_heads) * figures
     snapshots = 2 + tokens // SNAPSHOT_TOKENS
     return round(per_token * tokens) + header.recurrent_bytes * (1 + snapshots)
 

@@ -1,8 +1,8 @@
 """Sizes: the learned figures of each model: its memory, its load time, its service time.
 
 A prediction is a guess; a measurement is valid for exactly the circumstances under which it was taken. So it is kept
-under a key made of all of them (the file's size and time, context, slots, cache type, engine version, devices). When
-one changes, Watchbill measures again instead of trusting an outdated figure.
+under a key made of all of them (the file's size and time, context, slots, what starts it, devices). When one changes,
+Watchbill measures again instead of trusting an outdated figure.
 
     memory    95th percentile of the last loads' peaks, per device: what the ledger reserves; and the memory right after
               the last load, for a model whose peak is more than its device has
@@ -49,8 +49,10 @@ class Facts:
     file_mtime_ns: int
     context: int
     slots: int
-    cache_type: str
-    engine: str  # driver and version
+    engine: str  # the driver, and what its tables set
+    command: tuple[
+        str, ...
+    ]  # the arguments, or the whole command, and the variables, with which it is started
     devices: tuple[str, ...]
     #: A short name for exactly these facts. Computed once: it is looked up for every answered request.
     key: str = field(init=False, repr=False, compare=False)
@@ -58,7 +60,7 @@ class Facts:
     def __post_init__(self) -> None:
         facts = (
             self.model, self.source, self.file_bytes, self.file_mtime_ns, self.context, self.slots,
-            self.cache_type, self.engine, self.devices,
+            self.engine, self.command, self.devices,
         )  # fmt: skip
         text = json.dumps(facts, separators=(",", ":"))
         object.__setattr__(self, "key", hashlib.sha256(text.encode()).hexdigest()[:24])
@@ -71,15 +73,15 @@ def facts_of(
     context: int,
     slots: int,
     engine: str,
+    command: Sequence[str] = (),
     devices: Sequence[str],
-    cache_type: str = "f16",
 ) -> Facts:
     """The facts of a model if it were loaded now. A source that is no file has neither size nor time."""
     size = mtime = 0
     with suppress(OSError):  # any errno: the engine knows the model by a name that is no file of ours
         found = os.stat(source or "")
         size, mtime = found.st_size, found.st_mtime_ns
-    return Facts(model, source or "", size, mtime, context, slots, cache_type, engine, tuple(devices))
+    return Facts(model, source or "", size, mtime, context, slots, engine, tuple(command), tuple(devices))
 
 
 @dataclass(frozen=True, slots=True)

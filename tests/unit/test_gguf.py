@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from watchbill.catalog import Model
 from watchbill.errors import ModelFailed
-from watchbill.footprint import CARD_BYTES
+from watchbill.footprint import CARD_BYTES, predict_model
 from watchbill.gguf import TENSOR_BLOCKS, GgufError, Header, predict, read_header
 from watchbill.limits import GGUF_ARRAY_LEN_MAX, GGUF_KEYS_MAX, GGUF_TENSORS_MAX
 
@@ -243,7 +244,23 @@ def test_the_cache_holds_the_whole_context_of_all_slots(tmp_path: Path) -> None:
     # Rounded up, as llama.cpp does.
     assert predict(header, context=2000, slots=1).kv_cache == 2048 * per_token
     assert predict(header, context=0, slots=1).kv_cache == 8192 * per_token
-    assert predict(header, context=2048, slots=1, kv_type_bytes=1).kv_cache == 1024 * per_token
+
+
+@pytest.mark.parametrize(
+    ("arguments", "key_bytes", "value_bytes"),
+    [
+        (("--cache-type-k", "q8_0", "--cache-type-v", "q4_0"), 34 / 32, 18 / 32),
+        (("-ctk", "f32", "-ctk", "q4_1"), 20 / 32, 2),  # the last one counts
+        (("--cache-type-v",), 2, 2),
+    ],
+)
+def test_the_cache_is_as_small_as_the_arguments_make_it(
+    tmp_path: Path, arguments: tuple[str, ...], key_bytes: float, value_bytes: float
+) -> None:
+    """RES-04: a model that fits with a smaller cache was refused as one that can never fit."""
+    header = header_of(tmp_path, build())
+    model = Model("m", "llamacpp", context=2048, arguments=arguments)
+    assert predict_model(model, header).kv_cache == 2048 * 4 * 2 * 32 * (key_bytes + value_bytes)
 
 
 def test_layers_with_heads_of_their_own_are_added_up(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from watchbill.runtime.ticket import TALLY_MAX, Tally
 from watchbill.sizes import FILE_NAME, Facts, Sizes, facts_of
 from watchbill.steps import Steps
 
-FACTS = Facts("smollm2", "/m/smollm2.gguf", 98_362_432, 1, 2048, 1, "f16", "llamacpp 1", ("ram",))
+FACTS = Facts("smollm2", "/m/smollm2.gguf", 98_362_432, 1, 2048, 1, "llamacpp 1", (), ("ram",))
 GIB = 2**30
 
 
@@ -80,13 +80,32 @@ def test_any_other_circumstance_is_measured_anew(tmp_path: Path) -> None:
     sizes = sizes_in(tmp_path)
     sizes.record_services(FACTS, [700])
     changes: list[dict[str, object]] = [
-        {"file_bytes": 1}, {"file_mtime_ns": 2}, {"context": 4096}, {"slots": 2}, {"cache_type": "q8_0"},
-        {"engine": "llamacpp 2"}, {"devices": ("gpu:0",)}, {"model": "other"}, {"source": "/n"},
+        {"file_bytes": 1}, {"file_mtime_ns": 2}, {"context": 4096}, {"slots": 2}, {"engine": "llamacpp 2"},
+        {"command": ("--cache-type-k", "q8_0")}, {"devices": ("gpu:0",)}, {"model": "other"}, {"source": "/n"},
     ]  # fmt: skip
     for change in changes:
         assert sizes.recall(replace(FACTS, **change)) is None, change
     learned = sizes.recall(FACTS)
     assert learned is not None and learned.service_ms == 700 and learned.requests == 1
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"arguments": ("--ctx-size", "65536")}, {"command": "serve --context 65536"}, {"env": {"LAYERS": "99"}},
+        {"embedding": True}, {"context": 8192}, {"prompt_cache": GIB},
+    ],
+)  # fmt: skip
+def test_a_model_that_is_started_otherwise_is_measured_anew(
+    tmp_path: Path, changed: dict[str, object]
+) -> None:
+    """P4: with the size that it had before, too little memory was reserved for it."""
+    model, sizes = Model("a", "p", arguments=("--ctx-size", "512")), sizes_in(tmp_path)
+    engines = {"p": EngineRules("p", "process")}
+    LearnedSizes(Catalog({}, engines, {"a": model}), sizes).loaded("a", 900, {"ram": GIB})
+    after = LearnedSizes(Catalog({}, engines, {"a": replace(model, **changed)}), sizes)
+    assert after.recall()["a"].load_ms is None
+    assert LearnedSizes(Catalog({}, engines, {"a": model}), sizes).recall()["a"].load_ms == 900
 
 
 def test_what_was_learned_survives_a_restart(tmp_path: Path) -> None:

@@ -49,12 +49,14 @@ def read_files(catalog: Catalog) -> ModelFiles:
 
 def _facts_of(model: Model, catalog: Catalog) -> Facts:
     driver = catalog.engines[model.engine].driver
+    variables = (f"{name}={value}" for name, value in sorted(model.env.items()))
     return facts_of(
         model.name,
         model.source,
         context=model.context,
         slots=model.concurrency,
-        engine=f"{driver} mmap={model.mmap} cache={model.prompt_cache}",
+        engine=f"{driver} mmap={model.mmap} cache={model.prompt_cache} embedding={model.embedding}",
+        command=(model.command or model.image or "", *model.arguments, *variables),
         devices=model.devices,
     )
 
