@@ -1,6 +1,7 @@
 """Late loads: the invariant that a load which hangs does not keep the room that another model waits for.
 
 It holds where the case is certain: a single model waits for that device, and it would fit if the load were given up.
+Peers' work that rests while a person works here waits for the person.
 Engines hang at random, so it is checked in worlds with faults, too.
 """
 
@@ -14,6 +15,7 @@ from watchbill.simulate.borrowers import Borrowers
 from watchbill.simulate.callers import Caller, CallerState
 from watchbill.simulate.engine import Power, SimEngine, TrueModel
 from watchbill.simulate.hosts import Hosts
+from watchbill.simulate.tenants import Tenants
 
 __all__ = ["LateLoads"]
 
@@ -43,6 +45,7 @@ class Seen(Protocol):
     open: dict[str, Caller]
     borrowers: Borrowers
     hosts: Hosts
+    tenants: Tenants
     told_load_ms: dict[str, float]
     core: Machine
 
@@ -100,6 +103,7 @@ class LateLoads:
             if c.state is CallerState.WAITING
             and c.served_by != name
             and device in world.truth[c.served_by].memory
+            and not (world.tenants.is_paused and c.request.work_class is WorkClass.LEASED)
         }
         if len(waiting) != 1:
             return []
