@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from support.parsed import parsed
+
 SOURCE = Path(__file__).parents[2] / "src"
 PACKAGE = SOURCE / "watchbill"
 
@@ -48,9 +50,9 @@ STARTING_OS_CALLS = ("exec", "fork", "popen", "posix_spawn", "spawn", "system")
 def trees() -> dict[str, ast.Module]:
     """Every module of the package by its dotted name."""
     found: dict[str, ast.Module] = {}
-    for path in sorted(PACKAGE.rglob("*.py")):
+    for path, tree in parsed(PACKAGE).items():
         parts = path.relative_to(SOURCE).with_suffix("").parts
-        found[".".join(parts).removesuffix(".__init__")] = ast.parse(path.read_text(), str(path))
+        found[".".join(parts).removesuffix(".__init__")] = tree
     return found
 
 
@@ -59,8 +61,13 @@ def unit_of(module: str) -> str:
     return module.split(".")[1] if "." in module else "__init__"
 
 
-def imports(module: str) -> Iterator[tuple[str, int]]:
+@cache
+def imports(module: str) -> tuple[tuple[str, int], ...]:
     """Every module that this one imports, with the line."""
+    return tuple(imports_in(module))
+
+
+def imports_in(module: str) -> Iterator[tuple[str, int]]:
     for node in ast.walk(trees()[module]):
         if isinstance(node, ast.Import):
             yield from ((alias.name, node.lineno) for alias in node.names)

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from support.parsed import parsed
+
 ROOT = Path(__file__).parents[2]
 LOCKS = ("requirements-setup.lock", "requirements.lock", "requirements-dev.lock", "requirements-clients.lock")
 
@@ -165,8 +167,8 @@ def test_a_test_waits_with_eventually_or_wait_until_alone() -> None:
     """Each private copy had another bound, and failed without the value that it saw."""
     found: set[str] = set()
     for folder in ("tests", "bench"):
-        for file in sorted((ROOT / folder).rglob("*.py")):
-            loops = [node for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.While)]
+        for file, tree in parsed(ROOT / folder).items():
+            loops = [node for node in ast.walk(tree) if isinstance(node, ast.While)]
             if any(map(is_wait, loops)):
                 found.add(str(file.relative_to(ROOT)))
     assert found == {"tests/support/eventually.py", *OTHER_WAITS}
@@ -193,12 +195,10 @@ def asserts(function: Function, calls: set[str], known: set[str]) -> bool:
     )
 
 
-@pytest.mark.parametrize("folder", sorted(path.name for path in (ROOT / "tests").iterdir() if path.is_dir()))
-def test_every_test_asserts_something(folder: str) -> None:
+def test_every_test_asserts_something() -> None:
     """A test that only runs the code is green when the code does nothing."""
     silent: list[str] = []
-    for file in sorted((ROOT / "tests" / folder).rglob("*.py")):
-        tree = ast.parse(file.read_text())
+    for file, tree in parsed(ROOT / "tests").items():
         asserting = asserting_functions(tree)
         tests = {
             node.name
