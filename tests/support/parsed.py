@@ -11,7 +11,7 @@ __all__ = ["parsed"]
 @cache
 def parsed(folder: Path) -> dict[Path, ast.Module]:
     """Every Python file below a folder, in the order of their paths."""
-    # Three quarters of the time went to the collector, which finds no garbage in a tree and looks at it again and again.
+    # Most of the time went to the collector, which finds no garbage in trees and looks at them again and again.
     gc.disable()
     try:
         return {file: ast.parse(file.read_text(), str(file)) for file in sorted(folder.rglob("*.py"))}
