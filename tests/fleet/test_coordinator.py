@@ -863,10 +863,7 @@ def test_an_answer_reaches_a_task_whose_fan_out_runs_although_another_task_was_s
             rig.report(name, ends.get(slip.task, End.DONE))
     assert rig.kinds("b1", "ended")
     rig.brain = rig.new_brain(10)
-    ledger = Ledger("b1")
-    for entry in read_past(rig.disk, "p", "b1", 10**9).entries:
-        ledger.apply(entry)
-    [asked] = questions_of(ledger)
+    [asked] = questions_of(_ledger(rig))
     answer(rig.disk, Answer("r1", "b1", "p", Verdict.APPROVE, {asked.task: asked.digest}, "me"))
     _work_on(rig, 11)
     accepted = [entry["task"] for entry in rig.counted("b1") if entry["e"] == "accept"]
@@ -1105,6 +1102,71 @@ def test_a_cancel_of_a_batch_that_is_set_aside_is_refused_with_the_reason(rig: R
     assert os.listdir(rig.root / places.INBOX) == []
 
 
+def test_retries_are_attempts_after_failed_ones_and_a_denied_task_is_no_failure_of_an_agent(rig: Rig) -> None:
+    """PLAN-06: the summary counted each approval, loss and reopening as a retry, and a denied task as work of the agent
+    that had asked."""
+    rig.submit("b1", "p", "### a\n- **command**: `true`\n### b\n- **command**: `true`\n")
+    folder = rig.root / places.batch_folder("p", "b1")
+    plans = {"a": [End.NEEDS_APPROVAL, End.LOST, End.FAILED, End.DONE, End.DONE], "b": [End.NEEDS_APPROVAL]}
+
+    def work(now_ms: int) -> None:
+        rig.brain.turn(now_ms)
+        for name, slip in rig.claim():
+            rig.report(name, plans[slip.task].pop(0))
+        rig.brain.turn(now_ms + 1)
+
+    work(0)
+    for asked in questions_of(_ledger(rig)):
+        verdict = Verdict.APPROVE if asked.task == "a" else Verdict.DENY
+        answer(rig.disk, Answer(asked.task, "b1", "p", verdict, {asked.task: asked.digest}, "me"))
+    for now_ms in (10, 20, 11_030, 11_040):
+        work(now_ms)
+    ask_to_reopen(rig.disk, Reopening("r1", "b1", "p", ("a",)))
+    for now_ms in (12_000, 12_010):
+        work(now_ms)
+    assert not plans["a"]
+    told = json.loads((folder / "RUN_SUMMARY.json").read_text())
+    assert (told["outcome"], told["retries"]) == ("partial", 1)
+    assert told["agents"]["cpu-1"]["failed"] == 0
+    assert [each["agent"] for each in told["failures"]] == [""]
+
+
+def test_a_retry_behind_one_that_makes_its_fan_out_anew_is_obeyed(rig: Rig) -> None:
+    """PLAN-07: `plan retry` had said that the task will run; the coordinator refused it as one that the batch does not
+    have, in a file that nobody looks at."""
+    rig.submit("b1", "p", FAN_OUT)
+    manifest = rig.root / places.batch_folder("p", "b1") / "manifest.json"
+    manifest.parent.mkdir(parents=True)
+    manifest.write_text('{"items": [{"id": "a", "n": 1}, {"id": "b", "n": 2}]}')
+    _work_on(rig, 0)
+    for request, task in (("r1", "scan"), ("r2", "each_b"), ("r3", "each_a"), ("r4", "each_b")):
+        ask_to_reopen(rig.disk, Reopening(request, "b1", "p", (task,)))
+    _work_on(rig, 100)
+    assert rig.disk.names(places.REFUSED) == []
+    assert rig.counted("b1")[-1]["outcome"] == "complete"
+    issued = [entry["task"] for entry in rig.counted("b1") if entry["e"] == "issue"]
+    assert [issued.count(task) for task in ("scan", "each_a", "each_b")] == [2, 2, 2]
+
+
+def test_an_answer_that_was_given_before_a_retry_is_obeyed_before_it(rig: Rig) -> None:
+    """PLAN-07, FLEET-10: the retry took the fan-out back, and the answer was refused although it had been taken."""
+    rig.submit("b1", "p", FAN_OUT)
+    manifest = rig.root / places.batch_folder("p", "b1") / "manifest.json"
+    manifest.parent.mkdir(parents=True)
+    manifest.write_text('{"items": [{"id": "a", "n": 1}, {"id": "b", "n": 2}]}')
+    for now_ms in range(4):
+        rig.brain.turn(now_ms)
+        for name, slip in rig.claim():
+            rig.report(name, End.NEEDS_APPROVAL if slip.task == "each_b" else End.DONE)
+    [asked] = questions_of(_ledger(rig))
+    answer(rig.disk, Answer("1", "b1", "p", Verdict.APPROVE, {asked.task: asked.digest}, "me"))
+    ask_to_reopen(rig.disk, Reopening("2", "b1", "p", ("scan",)))
+    _work_on(rig, 10)
+    assert rig.disk.names(places.REFUSED) == []
+    assert [entry["task"] for entry in rig.counted("b1") if entry["e"] == "approve"] == ["each_b"]
+    assert rig.counted("b1")[-1]["outcome"] == "complete"
+
+
 def test_a_task_that_waits_for_a_person_still_does_after_two_retries_of_others(rig: Rig) -> None:
     """PLAN-07: the second one comes before the first has made the items anew; nobody has let the task run again."""
     rig.submit("b1", "p", f"{FAN_OUT}### x\n- **command**: `true`\n")
@@ -1139,6 +1201,14 @@ def test_a_retry_takes_back_a_fan_out_of_which_most_tasks_wait_for_their_turn(ri
         for name, _ in rig.claim():
             rig.report(name)
     assert rig.counted("b1")[-1]["outcome"] == "complete"
+
+
+def _ledger(rig: Rig) -> Ledger:
+    """What the journal of the batch comes to."""
+    ledger = Ledger("b1")
+    for entry in read_past(rig.disk, "p", "b1", 10**9).entries:
+        ledger.apply(entry)
+    return ledger
 
 
 def _work_on(rig: Rig, now_ms: int, failing: str = "") -> None:

@@ -292,8 +292,10 @@ def test_a_summary_says_outcome_counts_failures_and_who_did_what() -> None:
     """PLAN-06"""
     reports = [
         TaskReport("init", Stage.COMPLETE, 1, "brain", 100, 0),
-        TaskReport("work_a", Stage.COMPLETE, 2, "gpu-1", 60_000, 0, peak_vram_mb=800),
-        TaskReport("work_b", Stage.FAILED, 3, "gpu-2", 5_000, 1, why="Traceback | **boom**\nline 2"),
+        TaskReport("work_a", Stage.COMPLETE, 2, "gpu-1", 60_000, 0, peak_vram_mb=800, retries=1),
+        TaskReport(
+            "work_b", Stage.FAILED, 3, "gpu-2", 5_000, 1, why="Traceback | **boom**\nline 2", retries=2
+        ),
         TaskReport("next_b", Stage.SKIPPED, culprit="work_b"),
         TaskReport("sum", Stage.COMPLETE, 1, "brain", 10, 0, missing=("work_b",)),
     ]

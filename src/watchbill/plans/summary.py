@@ -46,6 +46,7 @@ class TaskReport:
     peak_rss_mb: int = 0
     template: str = ""  # of a task of a fan-out
     is_unscored: bool = False  # accepted although its answer could not be evaluated
+    retries: int = 0  # attempts behind a failed one: not those behind an approval, a loss or a person's wish
 
 
 @dataclass(slots=True)
@@ -194,7 +195,7 @@ def summarize(
         elapsed_ms=elapsed_ms,
         run_ms=sum(each.run_ms for each in tasks),
         counts={stage.name.lower(): counts[stage] for stage in Stage},
-        retries=sum(max(each.attempts - 1, 0) for each in tasks),
+        retries=sum(each.retries for each in tasks),
         peak_vram_mb=max((each.peak_vram_mb for each in tasks), default=0),
         agents=agents,
         failures=tuple(failures[:bound]),

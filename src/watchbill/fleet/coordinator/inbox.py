@@ -35,8 +35,7 @@ _LOG = Part.COORDINATOR.logger
 
 
 class _Kind(Enum):
-    """What a file asks for, by the end of its name. In the order in which the inbox is read: a request about a batch
-    waits until the batch is open."""
+    """What a file asks for, by the end of its name."""
 
     PLAN = "json"
     REOPEN = "reopen"
@@ -45,7 +44,9 @@ class _Kind(Enum):
 
 
 _KINDS = {kind.value: kind for kind in _Kind}
-_URGENCY = {kind: place for place, kind in enumerate(_Kind)}
+#: The order in which the inbox is read: a request about a batch waits until the batch is open. Retries and answers are
+#: obeyed as they were given: their names begin with the batch and the time.
+_URGENCY = {_Kind.PLAN: 0, _Kind.REOPEN: 1, _Kind.APPROVE: 1, _Kind.CANCEL: 2}
 
 
 class Inbox:

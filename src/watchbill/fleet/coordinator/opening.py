@@ -70,7 +70,8 @@ def opening(disk: Disk, order: ExecutePlan) -> list[Entry]:
 
 def reopening(disk: Disk, ledger: Ledger, request: Reopening) -> list[Entry]:
     """The entries that reopen a batch. Raises OursError for a request that cannot be met; the text says why."""
-    unknown = [task for task in request.tasks if task not in ledger]
+    # A request behind one that makes a fan-out anew may name a task that is there again when its turn comes.
+    unknown = [task for task in request.tasks if task not in ledger and not ledger.is_to_come(task)]
     if unknown:
         hint = did_you_mean(unknown[0], list(ledger.tasks()))
         raise OursError(f"{ledger.batch} has no task {shown(unknown[0])}", hint=hint)

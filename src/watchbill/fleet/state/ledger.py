@@ -99,6 +99,8 @@ class TaskState:
     token: str = ""  # the name of the slip that counts; "" where none does
     last: str = ""  # the name of the last slip
     failures: int = 0
+    retries: int = 0  # attempts behind a failed one, in all rounds
+    is_retried: bool = False  # the next attempt is one of them
     losses: int = 0  # since a person last let it go on
     soft_stops: int = 0
     not_runnable: int = 0
@@ -182,6 +184,7 @@ class Ledger:
         self.again: frozenset[str] = frozenset()
         self.former: dict[str, Former] = {}
         self.former_items: dict[str, FormerItems] = {}
+        self._former_tasks: dict[str, Sequence[str]] = {}  # template -> its tasks when it last had any
         self.kept: set[str] = set()  # tasks whose former end counts
         self.approved: dict[
             str, str
@@ -256,6 +259,14 @@ class Ledger:
         """The tasks of a template that is expanded; none before, and of a task."""
         return self._expanded.get(template, ())
 
+    def is_to_come(self, task: str) -> bool:
+        """Whether a fan-out that has no tasks yet in this round had this one before: it may have it again."""
+        return any(
+            task in names
+            for template, names in self._former_tasks.items()
+            if template in self._specs and template not in self._expanded
+        )
+
     def followed(self, task: str) -> Iterator[str]:
         """The tasks with the same items that a task of a fan-out waits for."""
         part = self._slices.get(task)
@@ -290,7 +301,7 @@ class Ledger:
             task, self._graph.stage(task), state.attempt, state.agent, state.ms, state.rc,
             "" if state.end in (None, End.DONE) else f"{state.end.value}: {state.tail}".rstrip(": "),
             self._graph.culprit(task) or "", self._missing(task), state.peak_vram_mb, state.peak_rss_mb,
-            self.template_of(task), state.is_unscored,
+            self.template_of(task), state.is_unscored, state.retries,
         )  # fmt: skip
 
     def _missing(self, task: str) -> tuple[str, ...]:
@@ -376,7 +387,7 @@ class Ledger:
         self._remember()
         for task, state in self._states.items():
             if not state.token and not self._goes_on(task, entry):
-                self._states[task] = TaskState(attempt=state.attempt, last=state.last)
+                self._states[task] = TaskState(attempt=state.attempt, last=state.last, retries=state.retries)
         self._slices = {task: part for task, part in self._slices.items() if self.state(task).token}
         self._expanded, self.expandable, self.kept = {}, {}, set()
         self.inputs, self.priority, self.goal = entry.inputs, entry.priority, entry.goal
@@ -402,6 +413,7 @@ class Ledger:
             task: Former(self.phase(task), self.spec(task), self.items(task), self.state(task), self.inputs)
             for task in self.tasks()
         }
+        self._former_tasks |= self._expanded
         self.former_items = {
             template: FormerItems(self._specs[template], self._slices[names[0]].items if names else (), tuple(names))
             for template, names in self._expanded.items()
@@ -518,6 +530,7 @@ class Ledger:
                     self._graph.release(entry.task)
                 said = f": {entry.reason}" if entry.reason else ""
                 state.held, state.end, state.rc, state.at_ms = None, End.DENIED, None, entry.at_ms
+                state.agent = ""  # the one that asked has not run it
                 state.tail = f"denied by {entry.who}{said}"
                 return _effect(self._graph.fail(entry.task), effect)
         return effect
@@ -536,6 +549,7 @@ class Ledger:
         self._by_last.pop(state.last, None)
         state.attempt, state.token, state.last = entry.attempt, entry.name, entry.name
         state.vram_mb, state.avoid, state.delay_ms = entry.vram_mb, entry.avoid, 0
+        state.retries, state.is_retried = state.retries + state.is_retried, False
         self.by_token[entry.name] = self._by_last[entry.name] = entry.task
         headline = headline_of(entry.name)
         self.sequence = max(self.sequence, headline.sequence if headline else 0)
@@ -553,6 +567,7 @@ class Ledger:
     @staticmethod
     def _count_failure(entry: Fail, state: TaskState) -> None:
         state.failures += entry.is_counted
+        state.is_retried = entry.is_counted
         state.soft_stops += entry.end is End.SOFT_STOP
         state.not_runnable += entry.end is End.NOT_RUNNABLE
         state.disk_full += entry.end is End.DISK_FULL
