@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from support.eventually import eventually
+from support.eventually import eventually, wait_until
 from support.fleet_folder import shared_folder
 from support.fleet_rig import FleetRig, quicken, running_agent
 from support.small_disk import free_up, leave_blocks, small_disks
@@ -99,6 +99,29 @@ def test_a_folder_of_temporary_files_that_was_full_at_the_start_is_looked_at(
     free_up(scratch)
     assert room.look()
     assert room.shown() is None
+
+
+@pytest.mark.parametrize("is_shared", [True, False], ids=["shared", "private"])
+def test_an_agent_that_is_started_while_a_disk_is_full_waits_for_room(
+    is_shared: bool, tmp_path: Path, small_disk: Callable[[str], Path]
+) -> None:
+    """FLEET-08, P7: it ended at once with exit code 1, for good where nothing started it again."""
+    disk = small_disk("size=2m")
+    rig = FleetRig((disk if is_shared else tmp_path) / "shared")
+    if is_shared:  # what the agent says is written beside the link
+        (tmp_path / "shared").symlink_to(rig.root)
+        rig.root = tmp_path / "shared"
+    leave_blocks(disk, 0)
+    agent = rig.start("cpu-1", WATCHBILL_HOME=str(tmp_path if is_shared else disk))
+    try:
+        wait_until(lambda: "it starts when there is room" in agent.said())
+        assert agent.process.poll() is None
+        free_up(disk)
+        wait_until(agent.heartbeat)
+        assert agent.end() == 0
+        assert agent.said().count("when there is room") == 1
+    finally:
+        rig.close()
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])

@@ -97,6 +97,8 @@ TASK_DATA_FACTOR = 4
 #: How long an agent that starts waits for the marker of its shared folder, and how often it looks.
 FLEET_WAIT_MS = 60_000
 FLEET_LOOK_MS = 500
+#: An agent whose disk was full at its start tries again after this.
+ROOM_LOOK_MS = 2_000
 #: How long a second agent of the same name watches the heartbeat of the first.
 AGENT_RIVAL_WATCH_MS = 65_000
 #: What running tasks get to end by themselves after SIGTERM.

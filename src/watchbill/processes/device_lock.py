@@ -66,8 +66,12 @@ class HostLock:
             raise LockHeld(holder) from None
         self._descriptor = descriptor
         text = json.dumps({"pid": os.getpid(), "what": what}).encode() + b"\n"
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, text, 0)
+        try:
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, text, 0)
+        except OSError:  # a full disk: the next try must not find this one in its way
+            self.release()
+            raise
 
     def release(self) -> None:
         """Release the lock; does nothing when it is not held."""

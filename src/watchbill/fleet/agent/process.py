@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from watchbill.errors import OursError
+from watchbill.files.disk import DISK_FULL, fault_of
 from watchbill.fleet import limits
 from watchbill.fleet.agent.host import HostMemory, PrivateDaemon, find_host
 from watchbill.fleet.agent.loop import Agent, AgentOptions
@@ -140,7 +141,30 @@ def _run_one(
     state: Path,
     device: DeviceOptions | None,
 ) -> int:
-    """Run an agent whose fleet is there; its options are made when its private folder is its own."""
+    """Run an agent whose fleet is there. A disk that is full at its start is waited for, as a running agent does."""
+    has_told = False
+    while True:
+        try:
+            _run_life(options, name, fleet_id, state, device)
+        except OSError as error:
+            if error.errno not in DISK_FULL:
+                raise
+            if not has_told:
+                _LOG.error("%s: %s; it starts when there is room", error.filename or state, error.strerror)
+            has_told = True
+        else:
+            return 0
+        time.sleep(limits.ROOM_LOOK_MS / 1000)
+
+
+def _run_life(
+    options: Callable[[Path], AgentOptions],
+    name: str,
+    fleet_id: str,
+    state: Path,
+    device: DeviceOptions | None,
+) -> None:
+    """One try; the options are made when the private folder is this agent's own. Raises OSError if it cannot start."""
     folder = private_folder(state, name, fleet_id)
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     lock = HostLock(folder / "lock")
@@ -156,7 +180,6 @@ def _run_one(
         asyncio.run(_run(options(folder), state, device))
     finally:
         lock.release()
-    return 0
 
 
 async def _run(options: AgentOptions, state: Path, device: DeviceOptions | None) -> None:
@@ -166,6 +189,8 @@ async def _run(options: AgentOptions, state: Path, device: DeviceOptions | None)
     private: PrivateDaemon | None = None
     try:
         if (url := os.environ.get("WATCHBILL_URL") or find_host(Root(state))) is None:
+            if (fault := fault_of(options.folder)) is not None:
+                raise fault  # a daemon would not start there, and could not say why
             _LOG.info("no daemon runs on %s: starting one for this agent", state)
             private = PrivateDaemon(Root(options.folder / "daemon", is_named=True), _config())
             url = await private.start()
