@@ -573,7 +573,8 @@ cpu_slots = 1
 
 
 def test_up_runs_coordinator_and_agents_starts_them_anew_and_takes_them_along(fleet: FleetFolder) -> None:
-    """FLEET-01: as the config says, below the daemon's root without one; shown in `status`, stopped by `down`."""
+    """FLEET-01, FLEET-07: as the config says, below the daemon's root without one; shown in `status`, ended by `down`.
+    An agent that was told to stop is not started anew: it was back after a second."""
     config, home = fleet.home / "watchbill.toml", ("--root", str(fleet.home / "home"))
     config.write_text(UP)
     daemon = fleet.start("-m", "watchbill", "up", "--port", "0", "--config", str(config), *home)
@@ -594,7 +595,10 @@ def test_up_runs_coordinator_and_agents_starts_them_anew_and_takes_them_along(fl
     wait_until(lambda: programs()["coordinator"]["starts"] == 2 and programs()["coordinator"]["pid"])
     assert "agent-cpu-1" in fleet.run("status", *home).stdout
     assert fleet.wait(fleet.submit("p")) == 0
-    left = [each["pid"] for each in programs().values()]
+    fleet.run("signal", "cpu-1", "stop")
+    told = wait_until(lambda: (each := programs()["agent-cpu-1"])["pid"] is None and each)
+    assert told["starts"] == 1 and "told to leave" in str(told["last_end"])
+    left = [each["pid"] for each in programs().values() if each["pid"] is not None]
     assert fleet.run("down", *home).returncode == 0
     assert daemon.wait(PATIENCE_S) == 0
     assert all(isinstance(each, int) and start_time(each) is None for each in left)

@@ -298,7 +298,9 @@ def _start_fleet(programs: Children, root: Root, rules: FleetRules) -> None:
         # Withheld from engines; what goes through the broker needs them to read the same config.
         secrets = rules.broker.variables if "--nats" in words else ()
         own = {name: os.environ[name] for name in secrets if name in os.environ}
-        programs.start(label, (sys.executable, "-m", "watchbill", *words), own)
+        # `signal AGENT stop` means it: an agent that was told to leave stays away, as under systemd.
+        argv = (sys.executable, "-m", "watchbill", *words)
+        programs.start(label, argv, own, may_leave=words[0] == "agent")
 
 
 def _first_to_try(catalog: Catalog) -> str:

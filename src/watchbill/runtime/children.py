@@ -1,5 +1,7 @@
 """Children: programs that run beside this process for as long as it lives, and are restarted whenever they end.
 
+One that may leave, and ends by itself with exit status 0, was told to leave and is not restarted.
+
 Each is behind a guard (`processes.keeper`), so that none outlives this process, and has a log of its own. One that
 ends at once again and again is started less and less often. One that runs but no longer works is stopped, and restarted
 in the same way: a watch can tell.
@@ -42,6 +44,8 @@ class _Child:
     log: Path
     environment: Mapping[str, str]  # added to our own
     watch: Watch | None = None
+    may_leave: bool = False
+    has_left: bool = False
     process: OwnedProcess | None = None
     task: "asyncio.Task[None] | None" = None
     starts: int = 0
@@ -59,11 +63,11 @@ class Children:
 
     def start(
         self, label: str, argv: tuple[str, ...], environment: Mapping[str, str] = MappingProxyType({}),
-        watch: Watch | None = None,
+        watch: Watch | None = None, *, may_leave: bool = False,
     ) -> None:  # fmt: skip
         """Run a program from now on, with more variables than all have. Call it in the event loop."""
         log, full = self.logs / f"{label}.log", {**self.environment, **environment}
-        child = self._children[label] = _Child(argv, log, full, watch)
+        child = self._children[label] = _Child(argv, log, full, watch, may_leave)
         child.task = asyncio.get_running_loop().create_task(self._keep(label, child), name=label)
 
     def view(self) -> dict[str, dict[str, object]]:
@@ -95,6 +99,10 @@ class Children:
         while True:
             began = time.monotonic()
             child.last_end = await self._once(label, child)
+            if child.has_left:
+                child.last_end = "it was told to leave, and starts again with this daemon"
+                _LOG.info("%s has left: it was told to, and starts again with this daemon", label)
+                return
             _LOG.warning("%s %s; it is restarted in %d s", label, child.last_end, pause_ms // 1000)
             if time.monotonic() - began > limits.CHILD_STEADY_MS / 1000:
                 pause_ms = limits.CHILD_AGAIN_MS[0]
@@ -110,11 +118,13 @@ class Children:
             return f"could not be started: {error}"
         looking = asyncio.create_task(self._look(label, child.process, child.watch))
         try:
-            ending = (await child.process.ended()).describe()
+            ending = await child.process.ended()
         finally:
             looking.cancel()
+        child.has_left = child.may_leave and ending.code == 0
         said = child.process.log.read_tail(1)
-        return f"{ending}: {said[-1][: limits.CHILD_WORDS_MAX]}" if said else ending
+        told = ending.describe()
+        return f"{told}: {said[-1][: limits.CHILD_WORDS_MAX]}" if said else told
 
     @staticmethod
     async def _look(label: str, process: OwnedProcess, watch: Watch | None) -> None:
