@@ -249,9 +249,9 @@ def test_the_command_line_leads_a_batch_from_a_file_to_its_results(place: Place,
     wrong.write_text(json.dumps(question(1, "smollm2")) + "\n{oops\n")
     failed = watchbill(daemon, "submit", str(wrong), "--follow", "--json")
     assert failed.returncode == 1 and json.loads(failed.stdout)["errors"]["data"][0]["line"] == 2
-    assert (
-        "line 2: the line is not JSON" in watchbill(daemon, "status", json.loads(failed.stdout)["id"]).stdout
-    )
+    unusable = json.loads(failed.stdout)["id"]
+    assert "line 2: the line is not JSON" in watchbill(daemon, "status", unusable).stdout
+    assert "line 2: the line is not JSON" in watchbill(daemon, "status", unusable, "--follow").stderr
     wrong.write_text(json.dumps(question(1, "smollm2")) + "\n" + json.dumps(question(2, "nonesuch")) + "\n")
     partly = watchbill(daemon, "submit", str(wrong), "--follow")
     assert partly.returncode == 1 and "1 of 2 lines were not answered; see: " in partly.stderr, partly

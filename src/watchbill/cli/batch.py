@@ -203,6 +203,8 @@ def _code_of(session: Session, told: Fields, *, json: bool) -> int:
     if not json and good < total and not str(told.get("id")).startswith(_MESSAGES):
         command = session.root.command("batch", "results", "--errors", plain(told.get("id")))
         session.terminal.note(f"{total - good} of {total} lines were not answered; see: {command}")
+    for fault in () if json else _faults(told):
+        session.terminal.note(fault)
     return 1
 
 
@@ -265,7 +267,13 @@ def _details(told: Fields) -> list[str]:
         if (value := told.get(name)) is not None:
             shown = datetime.fromtimestamp(value, UTC).isoformat() if isinstance(value, int) else plain(value)
             lines.append(f"  {name.replace('_id', '').replace('_', ' ')}: {shown}")
+    return lines + [f"  {fault}" for fault in _faults(told)]
+
+
+def _faults(told: Fields) -> list[str]:
+    """Why the input cannot be used."""
+    faults = list[str]()
     for fault in rows_of(fields(told.get("errors")).get("data"), "errors"):
         place = f"line {figure(fault.get('line'))}: " if fault.get("line") is not None else ""
-        lines.append(f"  {place}{plain(fault.get('message'))}")
-    return lines
+        faults.append(f"{place}{plain(fault.get('message'))}")
+    return faults
