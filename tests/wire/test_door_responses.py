@@ -254,6 +254,26 @@ async def test_kept_responses_are_there_again() -> None:
             await client.responses.retrieve(private.id)
 
 
+async def test_items_that_are_listed_are_whole() -> None:
+    """LANE-01: as OpenAI lists them, for clients with types, whatever their sender left out."""
+    image = {"type": "input_image", "image_url": PIXEL, "detail": None}
+    items: Any = [
+        {"role": "user", "content": [image]},
+        {"role": "assistant", "content": "so"},
+        {"type": "function_call", "call_id": "c", "name": "look", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "c", "output": [image]},
+        {"type": "custom_tool_call", "call_id": "d", "name": "run", "input": "z"},
+        {"type": "custom_tool_call_output", "call_id": "d", "output": "r"},
+        {"type": "reasoning", "summary": []},
+    ]
+    async with served() as (opened, client):
+        made = await client.responses.create(model="a", input=items)
+        told = (await opened.ask(f"/v1/responses/{made.id}/input_items")).json["data"]
+    assert [item["type"] for item in told] == [item.get("type", "message") for item in reversed(items)]
+    for item in told:
+        TypeAdapter(openai.types.responses.ResponseItem).validate_python(item)
+
+
 @pytest.mark.parametrize("left", [b"", b'{"response": {"id"', b"\0\0\0"])
 async def test_a_response_whose_file_a_power_cut_has_emptied_is_not_kept(left: bytes, tmp_path: Path) -> None:
     """api.md, R1: it is unknown, as one that never was; no request about it fails inside."""

@@ -34,7 +34,7 @@ from watchbill.gateway.answers import json_response
 from watchbill.gateway.body import JsonSender
 from watchbill.gateway.dialects.responses import request
 from watchbill.gateway.dialects.responses.background import Background
-from watchbill.gateway.dialects.responses.items import token_of
+from watchbill.gateway.dialects.responses.items import as_listed, token_of
 from watchbill.gateway.dialects.responses.request import Asked
 from watchbill.gateway.dialects.responses.response import Collecting, Making, restarted
 from watchbill.gateway.dialects.responses.stasis import Parked, Stasis
@@ -397,7 +397,12 @@ class ResponsesApi:
         begin = next((at + 1 for at, item in enumerate(items) if item["id"] == after), 0)
         page = items[begin : begin + int(limit)]
         ends = {"first_id": page[0]["id"] if page else None, "last_id": page[-1]["id"] if page else None}
-        told = {"object": "list", "data": page, **ends, "has_more": begin + len(page) < len(items)}
+        told = {
+            "object": "list",
+            "data": page,
+            **ends,
+            "has_more": begin + len(page) < len(items),
+        }
         return json_response(told, context.lines())
 
     async def _find(self, context: RequestContext) -> _Record:

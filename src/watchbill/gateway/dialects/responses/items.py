@@ -14,13 +14,15 @@ from watchbill.gateway.dialects.thoughts import reveal
 from watchbill.gateway.typed import is_word
 from watchbill.quoting import quoted
 
-__all__ = ["as_messages", "input_items", "token_of"]
+__all__ = ["as_listed", "as_messages", "input_items", "token_of"]
 
 Fields = dict[str, object]
 
 _ROLES = {"user": "user", "assistant": "assistant", "system": "system", "developer": "system"}
 _TEXTS = frozenset({"input_text", "output_text", "text", "summary_text", "reasoning_text"})
 _ID = re.compile(r"[a-z]{2,4}_([0-9a-f]{32})[0-9a-z]*")
+#: What a part of a message has where its sender left it out.
+_PARTS: dict[str, Fields] = {"output_text": {"annotations": []}, "input_image": {"detail": "auto"}}
 _PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc", "custom_tool_call": "ctc"}
 
 
@@ -53,6 +55,22 @@ def _named(item: Fields, token: str, at: int) -> Fields:
             part = "output_text" if item.get("role") == "assistant" else "input_text"
             named["content"] = [{"type": part, "text": item["content"]}]
     return named
+
+
+def as_listed(item: Fields) -> Fields:
+    """A kept item as OpenAI lists it: clients with types need what its sender could leave out."""
+    listed = {**item, "status": item.get("status") or "completed"}
+    for name in ("content", "output"):
+        if isinstance(parts := item.get(name), list):
+            listed[name] = [_whole(part) for part in cast("list[object]", parts)]
+    return listed
+
+
+def _whole(part: object) -> object:
+    if not isinstance(part, dict):
+        return part
+    given = {name: value for name, value in cast("Fields", part).items() if value is not None}
+    return {**_PARTS.get(str(given.get("type")), {}), **given}
 
 
 # ------------------------------------------------------------------ to a chat
