@@ -14,7 +14,6 @@ its sender should not have to wait for a deadline.
 """
 
 import errno
-import fcntl
 import heapq
 import os
 import secrets
@@ -23,6 +22,7 @@ from pathlib import Path
 from typing import Self
 
 from watchbill.files.atomic import PRIVATE_MODE, NotAFile, put_file, read_regular
+from watchbill.files.lock import lock
 
 __all__ = ["Box"]
 
@@ -41,7 +41,7 @@ class Box:
 
     def lock(self) -> None:
         """Become the only reader of this box. Raises BlockingIOError while another process is."""
-        fcntl.flock(self.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        lock(self.fd)
 
     def names(self, count_max: int) -> list[str]:
         """Return the first messages in the order of their names; drafts are not among them."""

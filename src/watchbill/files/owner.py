@@ -11,7 +11,6 @@ dead worker's leases alive.
 
 import contextlib
 import errno
-import fcntl
 import json
 import os
 import threading
@@ -22,6 +21,7 @@ from pathlib import Path
 from watchbill.files.atomic import make_subfolder, open_folder, open_shared, write_all
 from watchbill.files.host import identity
 from watchbill.files.limits import BEAT_EVERY_S, NEWBORN_AGE_S, NEWBORN_AGE_SHARED_S, SILENCE_S_MAX
+from watchbill.files.lock import lock, try_lock
 from watchbill.files.lossy import is_on_server, move_here
 from watchbill.files.witness import BEAT_NAME, LEASE_NAME, LOCK_NAME, Witness
 
@@ -94,22 +94,20 @@ class Owner:
     def abandon(self) -> None:
         """Close the descriptors and leave the folder to recovery."""
         self._over.set()
-        fds = self.fd, self._lock_fd
-        self.fd = (
-            self._lock_fd
-        ) = -1  # before they are closed: another thread may get the same numbers at once
+        # Forgotten before they are closed: another thread may get the same numbers at once.
+        fds, self.fd, self._lock_fd = (self.fd, self._lock_fd), -1, -1
         if fds[0] >= 0:
             for fd in fds:
                 with contextlib.suppress(
                     OSError
-                ):  # of a mount that is gone; the descriptor is free all the same
+                ):  # a mount that is gone; the descriptor is free all the same
                     os.close(fd)
 
 
 def _new_lock(path: Path, beats: bool) -> int:
     fd = open_shared(path, os.O_RDWR | os.O_EXCL)
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        lock(fd)
         told = identity() | ({"device": os.fstat(fd).st_dev, "beats": True} if beats else {})
         write_all(fd, (json.dumps(told) + "\n").encode())
     except OSError:
@@ -165,9 +163,7 @@ def take_dead(
         if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ESTALE):
             return None
         raise
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+    if not try_lock(fd):
         os.close(fd)
         return None
     if os.fstat(fd).st_nlink == 0:  # another process has recovered and removed it meanwhile

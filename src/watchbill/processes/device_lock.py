@@ -6,8 +6,6 @@ named after its UUID, not its index: two daemons may number the cards differentl
 processes of all users see it, else in the user's own folder.
 """
 
-import errno
-import fcntl
 import json
 import os
 import tempfile
@@ -18,6 +16,7 @@ from typing import cast
 
 from watchbill.errors import OursError
 from watchbill.files.host import start_time
+from watchbill.files.lock import try_lock
 from watchbill.limits import DAEMON_RECORD_BYTES_MAX
 from watchbill.names import file_stem
 
@@ -57,13 +56,11 @@ class HostLock:
         """Take the lock in the name of `what`. Raises LockHeld, and OSError where the file cannot be made."""
         descriptor = _open(self.path)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            holder = _holder(os.pread(descriptor, DAEMON_RECORD_BYTES_MAX, 0))
+            if not try_lock(descriptor):
+                raise LockHeld(_holder(os.pread(descriptor, DAEMON_RECORD_BYTES_MAX, 0)))
+        except (OSError, LockHeld):
             os.close(descriptor)
-            if error.errno != errno.EWOULDBLOCK:
-                raise
-            raise LockHeld(holder) from None
+            raise
         self._descriptor = descriptor
         text = json.dumps({"pid": os.getpid(), "what": what}).encode() + b"\n"
         try:

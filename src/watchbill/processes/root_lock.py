@@ -4,14 +4,13 @@ The file stays behind on purpose: only the flock shows whether a daemon runs. Th
 holder, for the error message of a second daemon.
 """
 
-import errno
-import fcntl
 import json
 import os
 from pathlib import Path
 from typing import Self, cast
 
 from watchbill.errors import RootInUse
+from watchbill.files.lock import try_lock
 from watchbill.limits import DAEMON_RECORD_BYTES_MAX
 from watchbill.root import command_for
 
@@ -30,14 +29,12 @@ class RootLock:
         self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            root = self.path.parent.parent
-            holder = _holder_in(os.pread(descriptor, DAEMON_RECORD_BYTES_MAX, 0))
+            if not try_lock(descriptor):
+                holder = _holder_in(os.pread(descriptor, DAEMON_RECORD_BYTES_MAX, 0))
+                raise root_in_use(self.path.parent.parent, holder)
+        except (OSError, RootInUse):
             os.close(descriptor)
-            if error.errno != errno.EWOULDBLOCK:
-                raise
-            raise root_in_use(root, holder) from None
+            raise
         self._descriptor = descriptor
         self.publish(address)
 

@@ -9,7 +9,6 @@ The record is written before the rename: after a crash between the two the part 
 without a record could not be told from a stranger's.
 """
 
-import fcntl
 import hashlib
 import os
 import shutil
@@ -24,6 +23,7 @@ import msgspec
 from watchbill.errors import NameRefused, NoRoomToPull, PullFailed
 from watchbill.files.atomic import PRIVATE_MODE, make_private_folder, move_file, replace_file, write_all
 from watchbill.files.disk import DISK_FULL
+from watchbill.files.lock import try_lock
 from watchbill.names import header_text, inside
 from watchbill.pull import limits
 
@@ -120,9 +120,8 @@ class Landing:
         mode = PRIVATE_MODE if self.wanted.is_private else _FILE_MODE
         with open(place, "a+b", buffering=0, opener=lambda path, flags: os.open(path, flags, mode)) as file:
             try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                ours = os.path.samestat(os.fstat(file.fileno()), os.stat(place))
-            except (BlockingIOError, FileNotFoundError):
+                ours = try_lock(file.fileno()) and os.path.samestat(os.fstat(file.fileno()), os.stat(place))
+            except FileNotFoundError:
                 ours = False
             # Another pull may have finished between our open and our lock: its part is now the whole file.
             if not ours:

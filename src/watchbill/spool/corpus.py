@@ -28,6 +28,7 @@ from watchbill.files.atomic import (
     sync_data,
 )
 from watchbill.files.disk import DISK_FULL, mount_of
+from watchbill.files.lock import try_lock
 from watchbill.spool.events import Id, decode, event_id, id_digest
 from watchbill.spool.faults import EventRefused, SpoolBroken, disk_fault
 from watchbill.spool.host_mark import refuse_other_host
@@ -121,11 +122,9 @@ class Corpus:
         while True:
             if self._fd < 0:
                 self._open()
-            try:
-                fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
+            if not try_lock(self._fd):
                 if time.monotonic() > deadline:
-                    raise SpoolBroken(f"the corpus {self.path} is locked by another program") from None
+                    raise SpoolBroken(f"the corpus {self.path} is locked by another program")
                 time.sleep(0.002)
                 continue
             if self._is_current():

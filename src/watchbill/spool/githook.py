@@ -15,7 +15,6 @@ This module starts no process: the script calls git, and Python only reads what 
 """
 
 import contextlib
-import fcntl
 import filecmp
 import hashlib
 import json
@@ -24,7 +23,6 @@ import re
 import shlex
 import shutil
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -33,6 +31,7 @@ from typing import Any, cast
 
 from watchbill.errors import ConfigError
 from watchbill.files.atomic import make_folder, move_file, write_file_durable, writing
+from watchbill.files.lock import lock_within, try_lock
 from watchbill.spool.commits import FORMAT, Commit, commit_event, parse_commits
 from watchbill.spool.limits import HOOK_BATCH, HOOK_NOTES_BYTES_MAX, HOOK_TURN_WAIT_S
 from watchbill.spool.queue import Spool
@@ -471,25 +470,13 @@ def _next(state: Path, turn: int) -> str:
 def _take_turn(state: Path, turn: int) -> bool:
     """Lock the descriptor that our shell holds. One job may wait for another; a third need not, because the waiting
     one will read its note, too."""
-    if _lock(turn, 0):
+    if try_lock(turn):
         return True
     waiting = os.open(state / "waiting.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o660)
     try:
-        return _lock(waiting, 0) and _lock(turn, HOOK_TURN_WAIT_S)
+        return try_lock(waiting) and lock_within(turn, HOOK_TURN_WAIT_S)
     finally:
         os.close(waiting)
-
-
-def _lock(fd: int, wait_s: float) -> bool:
-    deadline = time.monotonic() + wait_s
-    while True:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return True
-        except BlockingIOError:
-            if time.monotonic() >= deadline:
-                return False
-            time.sleep(0.05)
 
 
 def _turn_over(state: Path) -> None:

@@ -9,7 +9,6 @@ were leased or touched, also at a start: until then a living worker cannot be to
 """
 
 import contextlib
-import fcntl
 import os
 import re
 import time
@@ -18,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from watchbill.files.atomic import open_folder, write_file
+from watchbill.files.lock import try_lock
 from watchbill.files.owner import LOCK_NAME, remove_folder, sweep_newborns, take_dead
 from watchbill.spool.consumer import move_unique, reason_bytes
 from watchbill.spool.corpora import are_in_corpora
@@ -175,12 +175,9 @@ def _foreign_is_over(path: Path, foreign_lease_s: float) -> bool:
     except OSError:
         return True  # a link, a device, an unreadable file: the next lease will judge it
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
+        return try_lock(fd)
     finally:
         os.close(fd)
-    return True
 
 
 def _is_folder(path: Path) -> bool:

@@ -10,11 +10,9 @@ of the folders serves all logs, however many writers died.
 
 import contextlib
 import errno
-import fcntl
 import json
 import os
 import re
-import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -22,6 +20,7 @@ from watchbill.files.atomic import open_folder, open_shared, put_file, sync_file
 from watchbill.files.disk import DISK_FAULTS, mount_id
 from watchbill.files.host import boot_id
 from watchbill.files.limits import WRITER_SILENCE_S_MAX
+from watchbill.files.lock import lock_within
 from watchbill.files.owner import LOCK_NAME, Owner, remove_folder, sweep_newborns, take_dead
 from watchbill.spool.faults import SpoolLayout
 from watchbill.spool.layout import Layout, State, events_inside, reached
@@ -70,25 +69,13 @@ def _replay_locked(folders: _Folders, *, wait: bool) -> int:
             return 0
         raise
     try:
-        return _replay_all(folders) if _take(lock, REPLAY_WAIT_S if wait else 0.0) else 0
+        return _replay_all(folders) if lock_within(lock, REPLAY_WAIT_S if wait else 0.0) else 0
     except OSError as error:
         if error.errno in _CANNOT_WRITE:
             return 0
         raise
     finally:
         os.close(lock)
-
-
-def _take(lock: int, wait_s: float) -> bool:
-    deadline = time.monotonic() + wait_s
-    while True:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return True
-        except BlockingIOError:
-            if time.monotonic() >= deadline:
-                return False
-            time.sleep(0.01)
 
 
 def unreplayed(layout: Layout) -> int:

@@ -4,11 +4,11 @@ A lock on a file of the spool, held until it is let go. A spool that was moved h
 Locks do not reach other hosts: on a shared mount one host keeps the order, the first that asked (`host_mark`).
 """
 
-import fcntl
 import os
 from pathlib import Path
 
 from watchbill.files.atomic import make_folder, open_shared
+from watchbill.files.lock import try_lock
 from watchbill.spool.faults import disk_fault
 from watchbill.spool.host_mark import refuse_other_host
 
@@ -36,9 +36,7 @@ class Turn:
             fd = open_shared(path, os.O_RDWR)
         except OSError as error:
             raise disk_fault(error, "open the lock that keeps the order") from error
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not try_lock(fd):
             os.close(fd)
             return False
         self._fd = fd

@@ -11,7 +11,6 @@ One thread does everything: a hung mount stops this process and nothing else.
 """
 
 import contextlib
-import fcntl
 import os
 import time
 from collections import Counter
@@ -24,6 +23,7 @@ from pathlib import Path
 from watchbill.errors import IllegalTransition, OursError
 from watchbill.files.atomic import open_shared
 from watchbill.files.host import boot_id, host_name, start_time
+from watchbill.files.lock import try_lock
 from watchbill.files.watch import Watch
 from watchbill.fleet import limits
 from watchbill.fleet.coordinator.loop import Coordinator
@@ -106,11 +106,8 @@ class Service:
         """
         fd = open_shared(self._root / _LOCK, os.O_RDWR)
         try:
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                if self._is_written_now():
-                    raise _refusal(self._office().occupant(_now_ms())) from None
+            if not try_lock(fd) and self._is_written_now():
+                raise _refusal(self._office().occupant(_now_ms()))
             yield
         finally:
             os.close(fd)
