@@ -141,11 +141,11 @@ class Emergency:
             staying = [s for s in resident if s.needs.get(name)]
             for model in sorted(staying, key=lambda s: self._loss(s, now)):
                 if over > 0:
-                    self._warn(model, name, over)
+                    self._warn(model, name)
                     over -= model.frees().get(name, 0)
                     self._residency.close(model, self._excess(name), now, cause=self._cause(name))
 
-    def _warn(self, model: ModelState, resource: Resource, over: int) -> None:
+    def _warn(self, model: ModelState, resource: Resource) -> None:
         """Raises an alert for a permanent model that must leave because of the budget (RES-02)."""
         book = self._state.ledger.book(resource)
         if not model.spec.permanent or (book is not None and book.in_maintenance):

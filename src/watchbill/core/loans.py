@@ -82,7 +82,7 @@ class Loans:
                 self._settle(book, loan, now)
 
     def _settle(self, book: DeviceBook, loan: Loan, now: int) -> None:
-        if refusal := self._obstacle(book, loan, now):
+        if refusal := self._obstacle(book, loan):
             self._drop(book, loan, refusal)
         elif self._is_there(book, loan):
             loan.is_granted = True
@@ -108,7 +108,7 @@ class Loans:
     # ------------------------------------------------------------------ why not
 
     def _refusal(self, book: DeviceBook, loan: Loan, now: int) -> Decline | None:
-        if obstacle := self._obstacle(book, loan, now):
+        if obstacle := self._obstacle(book, loan):
             return obstacle
         name, ledger = book.device.name, self._state.ledger
         kept = sum(needs.get(name, 0) for needs in self._state.permanents())
@@ -126,7 +126,7 @@ class Loans:
             return self._short(book, loan, None, f"a request waits for {owed.name}, which needs that memory")
         return None
 
-    def _obstacle(self, book: DeviceBook, loan: Loan, now: int) -> Decline | None:
+    def _obstacle(self, book: DeviceBook, loan: Loan) -> Decline | None:
         """A reason that also ends a promise."""
         if self._state.is_closing:
             return Decline(loan.command, Refusal.SHUTTING_DOWN, "Watchbill is shutting down")

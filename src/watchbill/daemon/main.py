@@ -89,7 +89,8 @@ def _run(root: Root, options: Options, screen: Screen) -> int:
     with RootLock(root.lock_file) as lock:
         root.settle_version()
         for reaped in reap(root.path):
-            screen.warn(f"a dead daemon left {reaped.label} (pid {reaped.pid}) behind; it was stopped")
+            end = "it was stopped" if reaped.is_gone else "it does not end, and its memory is not free"
+            screen.warn(f"a dead daemon left {reaped.label} (pid {reaped.pid}) behind; {end}")
         loaded = config.read(config.find_config(options.config, None), root=root.path)
         catalog = with_address(loaded.catalog, options)
         _check_addresses(catalog.server, options)

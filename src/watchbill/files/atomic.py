@@ -91,12 +91,11 @@ def is_left_draft(name: str) -> bool:
     return _DRAFT.fullmatch(name) is not None
 
 
-def create_file(path: Path, data: bytes, *, sync: bool = True, mode: int = PRIVATE_MODE) -> None:
-    """Create a small file, whole or not at all. Raises FileExistsError if the name is taken."""
+def create_file(path: Path, data: bytes, *, mode: int = PRIVATE_MODE) -> None:
+    """Create a small file durably, whole or not at all. Raises FileExistsError if the name is taken."""
     with open_folder(path.parent) as folder:
-        write_file(path.name, data, dir_fd=folder, sync=sync, mode=mode, new=True)
-        if sync:
-            os.fsync(folder)
+        write_file(path.name, data, dir_fd=folder, sync=True, mode=mode, new=True)
+        os.fsync(folder)
 
 
 def replace_file(path: Path, data: bytes, *, sync: bool = True, mode: int = PRIVATE_MODE) -> None:

@@ -101,7 +101,7 @@ def check(
     commands = {task.name: parse_command(task.command.text) for task in tasks if task.command is not None}
     plan = Plan(document.title, document.goal, tuple(document.inputs), tasks, commands)
     _dependencies(plan, named, findings)
-    _circles(plan, named, findings)
+    _circles(named, findings)
     _placeholders(plan, findings)
     _inferences(plan, findings)
     if syntax is not None:
@@ -277,7 +277,7 @@ def _item_by_item(dependency: Dependency, task: Task, target: Task, findings: Fi
         )
 
 
-def _circles(plan: Plan, named: dict[str, Task], findings: Findings) -> None:
+def _circles(named: dict[str, Task], findings: Findings) -> None:
     """Takes away tasks that wait for nothing until only circles are left, and names them."""
     waits = {
         name: {each.name for each in task.depends_on if each.name in named and each.name != name}

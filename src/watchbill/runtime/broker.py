@@ -13,7 +13,6 @@ import shutil
 import socket
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -66,13 +65,13 @@ def prepare(root: Path) -> tuple[str, ...]:
     return (program, "-c", str(config))
 
 
-def wait_until_up(root: Path, is_over: Callable[[], bool] = lambda: False) -> bool:
+def wait_until_up(root: Path) -> bool:
     """Wait until the server answers, for a bounded time. False if it does not."""
     port, deadline = (
         int(own_reach(root).servers[0].rpartition(":")[2]),
         time.monotonic() + NATS_START_MS / 1000,
     )
-    while not is_over() and time.monotonic() < deadline:
+    while time.monotonic() < deadline:
         try:
             with socket.create_connection((_LOOPBACK, port), 1) as connection:
                 if connection.recv(5) == b"INFO ":

@@ -96,9 +96,9 @@ class Claims:
         """Extends the claim of a device: its holder still lives."""
         self._in_maintenance(device).renewed_at = self._now()
 
-    async def give_back_device(self, device: str, why: str = "given back") -> str:
+    async def give_back_device(self, device: str) -> str:
         """Ends the claim of a device."""
-        return await self._end(self._in_maintenance(device), why)
+        return await self._end(self._in_maintenance(device), "given back")
 
     def _in_maintenance(self, device: str) -> Claim:
         claim = self._of_device(device)

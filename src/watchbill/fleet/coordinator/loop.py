@@ -167,7 +167,7 @@ class Coordinator:
         self._hear_all(now_ms)
         self._puts_away_stale = True
         self._mend(now_ms)
-        self._finish(now_ms)
+        self._finish()
 
     def close(self) -> None:
         """Close the journals and keep them."""
@@ -247,13 +247,13 @@ class Coordinator:
         self._end_batches(now_ms)
         self._draw(now_ms)
         has_more |= any(fanout.not_before_ms <= now_ms for fanout in self._active.fanouts.values())
-        written = self._finish(now_ms)
+        written = self._finish()
         return Turn(
             written, self._dropped, self._active.lineup.next_at_ms, len(self._active.batches), has_more,
             may_gather=self._active.out.total() > 2 * max(1, self._crowd.slots),
         )  # fmt: skip
 
-    def _finish(self, now_ms: int) -> int:
+    def _finish(self) -> int:
         """Write, look, act: in this order, and nothing is acted on that does not count."""
         written = self._active.write()
         if self._acts:
