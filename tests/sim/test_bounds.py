@@ -731,11 +731,42 @@ def test_a_forecast_counts_those_before_it_in_a_lane_of_which_few_may_run(
     world, asked = crowd_in_a_limited_lane(world_of, model, 60_000)
     views = [request_view(world.core, each.request.id, {}, int(world.now)) for each in asked[2:]]
     now_told = [cast("int", view["starts_in_ms"]) for view in views if view is not None]
+    reasons = [view["reason"] for view in views if view is not None]
+    assert reasons == [f"{n} before it in lane narrow, which serves 2 at a time" for n in range(6)]
     world.run(60_000)
     for each in asked:
         assert each.started_at is not None and each.forecast_ms is not None
         assert each.started_at - each.request.arrived_at == pytest.approx(each.forecast_ms, abs=200)
     assert now_told == pytest.approx([(each.forecast_ms or 0) - 100 for each in asked[2:]], abs=200)
+    assert not world.judge.broken
+
+
+def test_a_request_is_told_whom_the_place_of_its_lane_is_kept_for(world_of: WorldOf, model: ModelOf) -> None:
+    """LANE-08: it was said to start at once, with none before it, while a later one of a better priority had its place,
+    or while that was kept for a model that loads."""
+    one = replace(lane("narrow", WorkClass.INTERACTIVE, 60_000), concurrency=1)
+    each = (model("A", size_gb=8, priority=4), model("B", size_gb=8, priority=2))
+    world = world_of(*each, lanes={"narrow": one}, known_service_ms=4_000)
+    world.arrive("A", 4_000, lane="narrow")
+    world.run(5_000)
+    waits = world.arrive("A", 4_000, lane="narrow")
+    world.run(6_000)
+    passes = world.arrive("B", 4_000, lane="narrow")
+
+    def told() -> tuple[str, int]:
+        view = request_view(world.core, waits.request.id, {}, int(world.now))
+        assert view is not None
+        return cast("str", view["reason"]), int(world.now) + cast("int", view["starts_in_ms"])
+
+    world.run(6_500)
+    in_line = told()
+    world.run(8_000)
+    kept = told()
+    world.run(60_000)
+    assert in_line[0] == "1 before it in lane narrow, which serves 1 at a time"
+    whom = f"{passes.request.id}, which comes first and waits for B to load"
+    assert kept[0] == f"lane narrow keeps its free place for {whom}"
+    assert [at for _, at in (in_line, kept)] == pytest.approx([waits.started_at] * 2, abs=500)
     assert not world.judge.broken
 
 

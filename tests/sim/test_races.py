@@ -340,6 +340,27 @@ def test_a_place_of_a_lane_is_kept_where_no_other_is_left(world_of: WorldOf, mod
     assert not world.judge.broken
 
 
+def test_a_place_of_a_lane_is_kept_only_for_a_model_on_its_way(world_of: WorldOf, model: ModelOf) -> None:
+    """RES-11, LANE-02: it was kept for one whose model had to wait for the end of another's turn, and all models did
+    nothing until then: 9 s with a model that had just loaded for 8 s, whose own request waited, too."""
+    each = (model("slow", 14, priority=4), model("quick", 14, priority=2))
+    world = world_of(*each, lanes={"desk": Lane("desk", concurrency=1)}, load_ms=8_000)
+    world.engines["quick"].model = replace(world.truth["quick"], load_ms=1_000)
+    for name, work_ms in (("slow", 10_000), ("quick", 1_000)) * 4:
+        caller = world.arrive(name, work_ms, lane="desk")
+        while not caller.outcome:
+            world.run(world.now + 100)
+    first = world.arrive("slow", 10_000, lane="desk")
+    world.run(world.now + 4_000)
+    second = world.arrive("quick", 1_000, lane="desk")
+    world.run(world.now + 60_000)
+    assert first.started_at is not None
+    assert first.started_at <= first.request.arrived_at + 9_000
+    assert second.started_at is not None
+    assert second.started_at <= first.started_at + 10_000 + 2_000
+    assert not world.judge.broken
+
+
 def test_a_place_that_one_after_the_other_is_kept_for_goes_to_who_waits(
     world_of: WorldOf, model: ModelOf
 ) -> None:

@@ -76,14 +76,19 @@ class Dispatch:
         self._start(model, request, now)
         return True
 
-    def grant(self, now: int) -> None:
+    def grant_unplanned(self, now: int) -> None:
+        """Starts what gave way to requests whose models have no plan at the end of a step."""
+        if self._lanes.awaits_plan:
+            self.grant(now, is_planned=True)
+
+    def grant(self, now: int, *, is_planned: bool = False) -> None:
         """Starts every request that may start on a ready model."""
         self._state.refresh(now)
         if not self._state.waiting:
             return
         waiting = -1
         self._gave_way = True
-        self._lanes.begin()
+        self._lanes.begin(is_planned=is_planned)
         # Once, and again where a request let an earlier one of its lane go first, which another model serves.
         while self._gave_way and waiting != self._state.waiting:
             waiting, self._gave_way = self._state.waiting, False

@@ -24,6 +24,7 @@ from watchbill.core.state import State
 __all__ = [
     "Forecast",
     "Room",
+    "ahead_in_lane",
     "can_forecast",
     "finds_place_kept",
     "forecast_start",
@@ -132,7 +133,7 @@ def until_lane(
         return NOW
     limit = lane.concurrency
     every = [(s, r) for s in state.models.values() for r in s.running.values() if r.request.lane == lane.name]
-    ahead = list(_lane_ahead(state, request, only_ready=only_ready))
+    ahead = list(ahead_in_lane(state, request, now, only_ready=only_ready))
     kept = {line.name: _kept_ms(state, line, model, now) for line, _ in ahead}
     if len(every) < limit and model.serving.can_start(request.work_class, now) and not any(kept.values()):
         return NOW  # what waits before it in its lane waits for another model, which cannot start it yet
@@ -171,20 +172,24 @@ def _kept_ms(state: State, line: Candidate, model: Candidate, now: int) -> float
     return way_ms if way_ms < model.service.ms else 0.0
 
 
-def _lane_ahead(state: State, request: Request, *, only_ready: bool) -> Iterator[tuple[Candidate, int]]:
+def ahead_in_lane(
+    state: State, request: Request, now: int, *, only_ready: bool = False
+) -> Iterator[tuple[Candidate, int]]:
     """How many requests of its lane wait before this one in each line: all that do, where it is in none yet."""
     if not state.lane_waiting.get(request.lane):
         return
-    is_new, came = request.id not in state.home, (request.arrived_at, request.id)
+    own = state.home.get(request.id)
+    rank = own.line.rank(request.id, now + own.service.ms) if own and request.id in own.line else None
     for line in state.lines():
         is_sound = line.silence is None and not line.serving.is_suspect
         if only_ready and not (is_sound and line.stage is Stage.READY):
             continue
         if not (count := line.line.lanes.get(request.lane, 0)):
             continue
-        if not is_new:
-            of_lane = (r for r in map(line.line.get, line.line.ids()) if r.lane == request.lane)
-            count = sum((r.arrived_at, r.id) < came for r in of_lane)
+        if rank is not None:
+            urgent_at = now + line.service.ms
+            of_lane = (id for id in line.line.ids() if line.line.get(id).lane == request.lane)
+            count = sum(line.line.rank(id, urgent_at) < rank for id in of_lane)
         if count:
             yield line, count
 

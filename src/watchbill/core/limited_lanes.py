@@ -3,7 +3,9 @@
 Such a lane is served in its own order, whichever models its requests wait for: otherwise the model that has just
 answered would take each place, and starve the others. A request gives way to an earlier one of its lane that another
 model could start now. It also gives way to an earlier one whose model is not in memory, if that model can be there
-before its own answer would end. The place is kept for it meanwhile, and no longer than such an answer takes.
+before its own answer would end. The place is kept for it meanwhile, and no longer than such an answer takes. If no
+plan for that model follows in the same step, because others have to end their turn first, the place is free again:
+nothing would be served until then.
 
 So a model that is needed only for such a lane comes when the place is free. Where answers are short, no place is kept:
 then it comes a little earlier.
@@ -15,12 +17,19 @@ from typing import NamedTuple
 
 from watchbill.catalog import WorkClass
 from watchbill.core.companions import Candidate
-from watchbill.core.forecast import can_forecast, finds_place_kept, room_in_ms, until_lane, way_in_ms
+from watchbill.core.forecast import (
+    ahead_in_lane,
+    can_forecast,
+    finds_place_kept,
+    room_in_ms,
+    until_lane,
+    way_in_ms,
+)
 from watchbill.core.messages import Request
-from watchbill.core.stages import LEAVING, Stage
+from watchbill.core.stages import AWAY, LEAVING, Stage
 from watchbill.core.state import State
 
-__all__ = ["LimitedLanes", "is_kept_out"]
+__all__ = ["LaneHold", "LimitedLanes", "is_kept_out", "what_holds"]
 
 #: A model whose lanes are full, and that finds no place kept, is on its way into memory so many of its load times
 #: before one of them has a place.
@@ -45,6 +54,15 @@ class _Kept(NamedTuple):
     way_ms: float  # how much longer the model needs
 
 
+class LaneHold(NamedTuple):
+    """What keeps a request of a limited lane from starting on a model that is in memory."""
+
+    places: int  # of the lane
+    before: int  # how many of the lane wait before it
+    kept_for: str  # the earlier request that the free place is kept for; empty where no place is free
+    brings: str  # the model of that one, which is on its way into memory
+
+
 class LimitedLanes:
     """The places of all limited lanes, in one round of starts after the other."""
 
@@ -52,10 +70,13 @@ class LimitedLanes:
         self._state = state
         self._firsts: dict[str, list[_First]] = {}  # found in this round, until something starts
         self._kept: dict[str, _Kept] = {}  # lane -> the request that a place is kept for
+        self._is_planned = False  # in this step no further plan follows
+        self.awaits_plan = False  # in this round a place is kept for a model that no plan brings yet
 
-    def begin(self) -> None:
+    def begin(self, *, is_planned: bool) -> None:
         """Begins a round of starts: what was found in the last one may not be true any more."""
         self._firsts.clear()
+        self._is_planned, self.awaits_plan = is_planned, False
 
     def started(self, request: Request) -> None:
         """Notes that a request has taken a place of its lane. One that is over in time has not passed anybody."""
@@ -102,15 +123,30 @@ class LimitedLanes:
 
     def _is_kept_for(self, first: _First, lane: str, answer_ms: float, now: int) -> bool:
         """Whether the place waits for a model on its way into memory, in place of an answer that takes so long."""
+        is_away = first.line.stage in AWAY
+        if is_away and self._is_planned:
+            return False
         kept = self._kept.get(lane)
         if kept is None or kept.id not in self._state.home:
             kept = _Kept(first.id, now, first.way_ms)
         ends = kept.since + answer_ms - first.way_ms
         if now >= ends:
             return False
+        self.awaits_plan = self.awaits_plan or is_away
         self._kept[lane] = kept._replace(way_ms=first.way_ms) if kept.id == first.id else kept
         self._state.wakes.append(math.ceil(ends))
         return True
+
+    def kept_before(self, request: Request, now: int) -> tuple[str, Candidate] | None:
+        """The earlier request of its lane that the last free place is kept for, and what it waits for."""
+        own = self._state.home[request.id]
+        rank = own.line.rank(request.id, now + own.service.ms)
+        before = [f for f in self._firsts_of(request.lane, now) if f.line is not own and f.rank < rank]
+        coming = [f for f in before if f.way_ms and f.line.stage not in AWAY]
+        if not coming or sum(f.places for f in before) < self._places_left(request.lane):
+            return None
+        first = min(coming, key=lambda f: f.rank)
+        return first.id, first.line
 
     def _firsts_of(self, lane: str, now: int) -> list[_First]:
         found = self._firsts.get(lane)
@@ -138,6 +174,19 @@ class LimitedLanes:
             return 0.0 if line.serving.has_slot_for(request.work_class, now) else math.inf
         may_come = now >= line.retry_at and line.stage not in LEAVING and self._state.may_load(line, now)
         return way_in_ms(self._state, line, now) if may_come and can_forecast(self._state, line) else math.inf
+
+
+def what_holds(state: State, request: Request, now: int) -> LaneHold | None:
+    """What keeps a request from starting although its model is in memory, where that is its lane."""
+    lane = state.catalog.lanes.get(request.lane)
+    if lane is None or lane.concurrency is None:
+        return None
+    lanes = LimitedLanes(state)
+    before = sum(count for _, count in ahead_in_lane(state, request, now))
+    if not lanes.has_room(lane.name):
+        return LaneHold(lane.concurrency, before, "", "")
+    kept = lanes.kept_before(request, now)
+    return LaneHold(lane.concurrency, before, kept[0], kept[1].name) if kept else None
 
 
 def is_kept_out(state: State, model: Candidate, now: int) -> bool:

@@ -260,7 +260,10 @@ class Machine:
         for _ in range(2 * len(self.state.lines()) + 2):
             self.state.refresh(now)
             plan = self.policy.choose(self.state, now)
-            if plan is None or self._residency.looks_first(plan, now):
+            if plan is None:
+                self._dispatch.grant_unplanned(now)
+                return
+            if self._residency.looks_first(plan, now):
                 return
             self._residency.start(plan, now)
             self._dispatch.grant(now)

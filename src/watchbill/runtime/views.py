@@ -15,6 +15,7 @@ from watchbill.core.companions import Candidate
 from watchbill.core.forecast import can_forecast
 from watchbill.core.guarded import Guarded
 from watchbill.core.ledger import DeviceBook
+from watchbill.core.limited_lanes import what_holds
 from watchbill.core.machine import Machine
 from watchbill.core.messages import Constraint, Doubted, Request
 from watchbill.core.model_state import ModelState
@@ -398,7 +399,7 @@ def _listed(
     found.sort(key=lambda v: (-_int(v["waited_ms"]), str(v["id"])))
     waiting = [view for view in found if view["state"] == "waiting"]
     for view in waiting[:forecasts_max]:
-        view["starts_in_ms"] = _starts_in_ms(core, str(view["id"]), now)
+        _look_closer(core, view, now)
         yield
     return found
 
@@ -409,8 +410,15 @@ def request_view(
     """One request: where it is, why it waits, and when it would start by current knowledge."""
     view = _request_view(core.state, request_id, forecasts, now)
     if view is not None and view["state"] == "waiting":
-        view["starts_in_ms"] = _starts_in_ms(core, request_id, now)
+        _look_closer(core, view, now)
     return view
+
+
+def _look_closer(core: Machine, view: dict[str, object], now: int) -> None:
+    """Adds what takes a look at all that waits: when a request would start, and what its lane has to do with it."""
+    request_id = str(view["id"])
+    view["starts_in_ms"] = _starts_in_ms(core, request_id, now)
+    view["reason"] = _lane_reason(core.state, request_id, now) or view["reason"]
 
 
 def _starts_in_ms(core: Machine, request_id: str, now: int) -> int | None:
@@ -470,7 +478,10 @@ def _waiting_reason(state: State, asked: Candidate, request_id: str, now: int) -
         case Stage.READY if suspect is not None:
             return f"answers of {suspect.name} failed; it is asked whether it is well"
         case Stage.READY:
-            return f"{ahead} before it; {model.name} serves {model.spec.concurrency} at a time"
+            places, request = model.spec.concurrency, asked.line.get(request_id)
+            if model.in_use < places and not model.has_slot_for(request.work_class, now):
+                return f"{ahead} before it; {model.name} keeps one of its {places} places for interactive requests"
+            return f"{ahead} before it; {model.name} serves {places} at a time"
         case Stage.LOADING:
             return loading_text(model, now)
         case Stage.PLANNED:
@@ -490,6 +501,21 @@ def _waiting_reason(state: State, asked: Candidate, request_id: str, now: int) -
             why = f"; its last load failed: {model.failure}" if model.failure else ""
             held = hindrance(state, model, now)
             return f"{model.name} is not in memory and waits {held or 'for its turn'}{why}"
+
+
+def _lane_reason(state: State, request_id: str, now: int) -> str | None:
+    """Why a request does not start although its model is in memory, where that is its lane."""
+    asked = state.home.get(request_id)
+    if asked is None or asked.stage is not Stage.READY or request_id not in asked.line:
+        return None
+    request = asked.line.get(request_id)
+    hold = what_holds(state, request, now)
+    if hold is None:
+        return None
+    if hold.kept_for:
+        whom = f"{hold.kept_for}, which comes first and waits for {hold.brings} to load"
+        return f"lane {request.lane} keeps its free place for {whom}"
+    return f"{hold.before} before it in lane {request.lane}, which serves {hold.places} at a time"
 
 
 def loading_text(model: ModelState, now: int) -> str:

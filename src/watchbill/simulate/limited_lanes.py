@@ -4,15 +4,16 @@ Its limit holds at every start, and among its requests the earlier one goes firs
 is checked where the case is certain: the earlier one is as urgent in every respect, and its model is ready and idle.
 
 A free place may be kept for an earlier one whose model comes into memory, but not for longer than the answer takes that
-could have had it.
+could have had it, and not while that model waits for its turn.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol
 
 from watchbill.catalog import Catalog, WorkClass
 from watchbill.core.line import HEAD_START_MS
 from watchbill.core.machine import Machine
+from watchbill.core.stages import Stage
 from watchbill.simulate.callers import Caller, CallerState
 from watchbill.simulate.engine import Power, SimEngine
 
@@ -21,6 +22,8 @@ __all__ = ["LimitedLanes"]
 #: A place is kept for no longer than an answer usually takes, by figures that change meanwhile.
 KEPT_FACTOR = 2.0
 KEPT_SLACK_MS = 2_000.0
+#: What gives way is weighed together with what comes and leaves meanwhile, and a plan may wait for the disk's answer.
+STILL_SLACK_MS = 1_000.0
 
 
 class Seen(Protocol):
@@ -41,6 +44,7 @@ class LimitedLanes:
     def __init__(self, world: Seen, say: Callable[[str, str], None]) -> None:
         self._world, self.say = world, say
         self._kept: dict[str, tuple[str, float]] = {}  # who gives way -> to whom, and since when
+        self._still: dict[str, float] = {}  # who gives way while none of those before it loads -> since when
         #: Requests that start in this step, each with one before it in its lane that could start at that moment.
         self._passed: list[tuple[Caller, Caller]] = []
 
@@ -84,10 +88,18 @@ class LimitedLanes:
     def judge_places(self, idle: Iterable[Caller]) -> None:
         """Judges how long places are kept, by those whose models are ready and idle."""
         before, self._kept = self._kept, {}
+        still, self._still = self._still, {}
         for caller in idle:
             lane = caller.request.lane
             if self._limit(lane) is None or self.is_full(lane) or not (first := self._kept_for(caller)):
                 continue
+            if not self._is_coming(caller):
+                at = self._still[caller.request.id] = still.get(caller.request.id, self._world.now)
+                if self._world.now - at > STILL_SLACK_MS:
+                    self.say(
+                        "a place of a lane is kept for a model that does not load",
+                        f"{caller.request.id} gives way to {first}",
+                    )
             kept_for, since = before.get(caller.request.id, (first, self._world.now))
             since = since if kept_for == first else self._world.now
             self._kept[caller.request.id] = (first, since)
@@ -99,15 +111,24 @@ class LimitedLanes:
 
     def _kept_for(self, caller: Caller) -> str:
         """An earlier one of its lane whose model is not warm; empty if there is none."""
-        absent = [
-            (_key(other), other.request.id)
-            for other in self._world.open.values()
-            if other.request.lane == caller.request.lane
-            and other.state is CallerState.WAITING
-            and self._is_away(other)
-            and (_key(other) < _key(caller) or other.due < caller.due or self._is_hurried(other, caller))
-        ]
+        absent = [(_key(other), other.request.id) for other in self._absent_before(caller)]
         return min(absent)[1] if absent else ""
+
+    def _absent_before(self, caller: Caller) -> Iterator[Caller]:
+        for other in self._world.open.values():
+            if (
+                other.request.lane == caller.request.lane
+                and other.state is CallerState.WAITING
+                and self._is_away(other)
+                and (_key(other) < _key(caller) or other.due < caller.due or self._is_hurried(other, caller))
+            ):
+                yield other
+
+    def _is_coming(self, caller: Caller) -> bool:
+        """Whether the model of one before it is on its way into memory."""
+        models = self._world.core.state.models
+        names = (name for other in self._absent_before(caller) for name in (other.served_by, *other.beside))
+        return any(models[name].stage in (Stage.PLANNED, Stage.LOADING) for name in names)
 
     def _is_away(self, caller: Caller) -> bool:
         names = (caller.served_by, *caller.beside)

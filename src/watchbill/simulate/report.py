@@ -48,6 +48,7 @@ LAWS = (
     "a model waits though its memory is free",
     "more of a lane at once than it may run",
     "a later request of its lane went first",
+    "a place of a lane is kept for a model that does not load",
     "a place of a lane is kept for too long",
     "memory was lent that was not there",
     "a permanent model was closed for a loan",
