@@ -361,6 +361,34 @@ def test_a_place_of_a_lane_is_kept_only_for_a_model_on_its_way(world_of: WorldOf
     assert not world.judge.broken
 
 
+@pytest.mark.parametrize(("mine_ms", "theirs_ms"), [(1_500, 1_000), (300, 3_000), (3_000, 300)])
+def test_the_first_of_a_lane_finds_its_place_and_its_slot_together(
+    world_of: WorldOf, model: ModelOf, mine_ms: int, theirs_ms: int
+) -> None:
+    """LANE-02, P3: others took each place of its lane and each slot of its model, one of which was always taken, and it
+    ran out of its patience as the first of both lines."""
+    lanes = {"narrow": Lane("narrow", concurrency=1), "chat": Lane("chat")}
+    world = world_of(model("A", 8), model("B", 8), lanes=lanes)
+    draw = random.Random(mine_ms)
+
+    def loop(name: str, lane: str, work_ms: int) -> None:
+        def again(_: object = None) -> None:
+            length_ms = work_ms * draw.lognormvariate(0, 0.3)
+            world.at(world.now + 5, lambda: world.arrive(name, length_ms, lane=lane, then=again))
+
+        again()
+
+    for _ in range(2):
+        loop("A", "chat", theirs_ms)
+        loop("B", "narrow", mine_ms)
+    world.run(60_000)
+    alone = world.arrive("A", 300, lane="narrow")
+    world.run(90_000)
+    assert alone.started_at is not None
+    assert alone.started_at - alone.request.arrived_at <= 5 * (mine_ms + theirs_ms)
+    assert not world.judge.broken
+
+
 def test_a_place_that_one_after_the_other_is_kept_for_goes_to_who_waits(
     world_of: WorldOf, model: ModelOf
 ) -> None:

@@ -193,6 +193,8 @@ class Dispatch:
             return urgent[1]
         if first is None or self._may_start(first, now):
             return first
+        if self._lanes.keeps_slot(waiting, model, now):
+            return None
         return next((r for r in map(line.get, line.ids()) if self._may_start(r, now)), None)
 
     @staticmethod

@@ -28,7 +28,9 @@ __all__ = [
     "can_forecast",
     "finds_place_kept",
     "forecast_start",
+    "place_in_ms",
     "room_in_ms",
+    "slot_in_ms",
     "until_lane",
     "until_place",
     "way_in_ms",
@@ -146,6 +148,17 @@ def until_lane(
             way_ms = 0.0 if number else kept[line.name]
             heapreplace(places, places[0] + way_ms + line.service.ms)
     return Forecast(places[0], places[0] > 0 and is_guess)
+
+
+def place_in_ms(state: State, request: Request, now: int) -> float:
+    """When the next answer of its lane ends, as far as answers take as long as usual."""
+    every = ((s, r) for s in state.models.values() for r in s.running.values() if r.request.lane == request.lane)
+    return min((_left_ms(r, s.service.ms, request, now) for s, r in every), default=0.0)
+
+
+def slot_in_ms(model: ModelState, request: Request, ahead: int, now: int) -> float:
+    """When a model in memory could start a request that has so many of its line before it."""
+    return _until_slot(model, ahead, model.in_use, request, now).ms
 
 
 def until_place(state: State, model: Candidate, request: Request, now: int) -> Forecast:

@@ -7,6 +7,10 @@ before its own answer would end. The place is kept for it meanwhile, and no long
 plan for that model follows in the same step, because others have to end their turn first, the place is free again:
 nothing would be served until then.
 
+The first request of a lane needs two things at once, a place of its lane and a slot of its model. Where others take
+each of them as soon as it is free, it would never find both. So whichever is free first is kept for it until the
+other one is, if that takes less time than the answer that has to wait.
+
 So a model that is needed only for such a lane comes when the place is free. Where answers are short, no place is kept:
 then it comes a little earlier.
 """
@@ -21,11 +25,14 @@ from watchbill.core.forecast import (
     ahead_in_lane,
     can_forecast,
     finds_place_kept,
+    place_in_ms,
     room_in_ms,
+    slot_in_ms,
     until_lane,
     way_in_ms,
 )
 from watchbill.core.messages import Request
+from watchbill.core.model_state import ModelState
 from watchbill.core.stages import AWAY, LEAVING, Stage
 from watchbill.core.state import State
 
@@ -47,11 +54,12 @@ class _First(NamedTuple):
 
 
 class _Kept(NamedTuple):
-    """A place that is kept, first for this request, while its model comes into memory."""
+    """A place that is kept, first for this request, while its model comes into memory, or has no free slot. Or a
+    slot that is kept while its lane has no free place."""
 
     id: str
     since: int
-    way_ms: float  # how much longer the model needs
+    way_ms: float  # how much longer that takes
 
 
 class LaneHold(NamedTuple):
@@ -60,7 +68,8 @@ class LaneHold(NamedTuple):
     places: int  # of the lane
     before: int  # how many of the lane wait before it
     kept_for: str  # the earlier request that the free place is kept for; empty where no place is free
-    brings: str  # the model of that one, which is on its way into memory
+    waits_for: str  # the model of that one
+    is_coming: bool  # that model is on its way into memory; otherwise all of its slots are taken
 
 
 class LimitedLanes:
@@ -70,6 +79,7 @@ class LimitedLanes:
         self._state = state
         self._firsts: dict[str, list[_First]] = {}  # found in this round, until something starts
         self._kept: dict[str, _Kept] = {}  # lane -> the request that a place is kept for
+        self._slots: dict[str, _Kept] = {}  # model -> the request that its last slot is kept for
         self._is_planned = False  # in this step no further plan follows
         self.awaits_plan = False  # in this round a place is kept for a model that no plan brings yet
 
@@ -84,6 +94,34 @@ class LimitedLanes:
         kept = self._kept.get(request.lane)
         if kept and (request.id == kept.id or self._state.home[request.id].service.ms >= kept.way_ms):
             del self._kept[request.lane]
+        model = self._state.home[request.id].serving.name
+        slot = self._slots.get(model)
+        if slot and (request.id == slot.id or slot.id not in self._state.home or self._is_over(slot, model)):
+            del self._slots[model]
+
+    def _is_over(self, slot: _Kept, model: str) -> bool:
+        return self._state.models[model].service.ms >= slot.way_ms
+
+    def keeps_slot(self, line: Candidate, model: ModelState, now: int) -> bool:
+        """Whether the last slot of a model is kept for the first of its line, whose lane has no free place yet."""
+        first = line.line.first()
+        if first is None or self.has_room(first.lane) or _runs_in(first.lane, model):
+            return False
+        if model.slots_for(first.work_class, now) - model.in_use != 1:
+            return False
+        rank = line.line.rank(first.id, now + model.service.ms)
+        if any(f.rank < rank for f in self._firsts_of(first.lane, now) if f.line is not line):
+            return False
+        way_ms = max(1.0, place_in_ms(self._state, first, now))
+        kept = self._slots.get(model.name)
+        if kept is None or kept.id not in self._state.home:
+            kept = _Kept(first.id, now, way_ms)
+        ends = kept.since + model.service.ms - way_ms
+        if now >= ends:
+            return False
+        self._slots[model.name] = kept._replace(way_ms=way_ms)
+        self._state.wakes.append(math.ceil(ends))
+        return True
 
     def has_room(self, lane: str) -> bool:
         """Whether one more of this lane may run."""
@@ -162,7 +200,8 @@ class LimitedLanes:
                 first = min(of_lane, key=lambda id: line.rank(id, urgent_at))
                 way_ms = self._way_ms(each, line.get(first), now)
                 if way_ms < math.inf:
-                    places = min(line.lanes[lane], each.serving.spec.concurrency)
+                    is_busy = way_ms > 0 and each.stage is Stage.READY
+                    places = 1 if is_busy else min(line.lanes[lane], each.serving.spec.concurrency)
                     yield _First(line.rank(first, urgent_at), each, first, way_ms, places)
 
     def _way_ms(self, line: Candidate, request: Request, now: int) -> float:
@@ -171,7 +210,11 @@ class LimitedLanes:
         if line.silence is not None or line.serving.is_suspect:
             return math.inf
         if line.stage is Stage.READY:
-            return 0.0 if line.serving.has_slot_for(request.work_class, now) else math.inf
+            if line.serving.has_slot_for(request.work_class, now):
+                return 0.0
+            if _runs_in(request.lane, line.serving):
+                return math.inf  # the end of that answer gives it both, a place and a slot
+            return max(1.0, slot_in_ms(line.serving, request, line.line.position(request.id), now))
         may_come = now >= line.retry_at and line.stage not in LEAVING and self._state.may_load(line, now)
         return way_in_ms(self._state, line, now) if may_come and can_forecast(self._state, line) else math.inf
 
@@ -184,9 +227,13 @@ def what_holds(state: State, request: Request, now: int) -> LaneHold | None:
     lanes = LimitedLanes(state)
     before = sum(count for _, count in ahead_in_lane(state, request, now))
     if not lanes.has_room(lane.name):
-        return LaneHold(lane.concurrency, before, "", "")
+        return LaneHold(lane.concurrency, before, "", "", is_coming=False)
     kept = lanes.kept_before(request, now)
-    return LaneHold(lane.concurrency, before, kept[0], kept[1].name) if kept else None
+    if kept is None:
+        return None
+    kept_for, waits_for = kept
+    is_coming = waits_for.stage is not Stage.READY
+    return LaneHold(lane.concurrency, before, kept_for, waits_for.name, is_coming)
 
 
 def is_kept_out(state: State, model: Candidate, now: int) -> bool:
@@ -214,6 +261,11 @@ def _until_load(state: State, model: Candidate, request: Request, early_ms: floa
     free."""
     place_ms = until_lane(state, model, request, now, only_ready=True).ms
     return place_ms if finds_place_kept(state, model, request, now) else place_ms - early_ms
+
+
+def _runs_in(lane: str, model: ModelState) -> bool:
+    """Whether a model answers a request of this lane."""
+    return any(r.request.lane == lane for r in model.running.values())
 
 
 def _is_limited(state: State, name: str) -> bool:

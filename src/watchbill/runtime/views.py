@@ -513,7 +513,8 @@ def _lane_reason(state: State, request_id: str, now: int) -> str | None:
     if hold is None:
         return None
     if hold.kept_for:
-        whom = f"{hold.kept_for}, which comes first and waits for {hold.brings} to load"
+        waits = f"{hold.waits_for} to load" if hold.is_coming else f"a free place at {hold.waits_for}"
+        whom = f"{hold.kept_for}, which comes first and waits for {waits}"
         return f"lane {request.lane} keeps its free place for {whom}"
     return f"{hold.before} before it in lane {request.lane}, which serves {hold.places} at a time"
 

@@ -3,8 +3,9 @@
 Its limit holds at every start, and among its requests the earlier one goes first, whichever model serves it. The order
 is checked where the case is certain: the earlier one is as urgent in every respect, and its model is ready and idle.
 
-A free place may be kept for an earlier one whose model comes into memory, but not for longer than the answer takes that
-could have had it, and not while that model waits for its turn.
+A free place may be kept for an earlier one whose model comes into memory or has no free slot, but not for longer than the
+answer takes that could have had it, and not while that model waits for its turn. A slot may be kept as long for an
+earlier one whose lane has no free place.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -81,9 +82,10 @@ class LimitedLanes:
                 )
 
     def is_open_to(self, caller: Caller) -> bool:
-        """Whether its lane has a place that is not kept for an earlier one."""
+        """Whether its lane has a place, and its model a slot, that is not kept for an earlier one."""
         lane = caller.request.lane
-        return self._limit(lane) is None or not (self.is_full(lane) or self._kept_for(caller))
+        has_place = self._limit(lane) is None or not (self.is_full(lane) or self._kept_for(caller))
+        return has_place and not self._slot_kept_for(caller)
 
     def judge_places(self, idle: Iterable[Caller]) -> None:
         """Judges how long places are kept, by those whose models are ready and idle."""
@@ -91,9 +93,13 @@ class LimitedLanes:
         still, self._still = self._still, {}
         for caller in idle:
             lane = caller.request.lane
-            if self._limit(lane) is None or self.is_full(lane) or not (first := self._kept_for(caller)):
+            is_limited = self._limit(lane) is not None
+            if is_limited and self.is_full(lane):
                 continue
-            if not self._is_coming(caller):
+            place_for = self._kept_for(caller) if is_limited else ""
+            if not (first := place_for or self._slot_kept_for(caller)):
+                continue
+            if place_for and not self._is_coming(caller):
                 at = self._still[caller.request.id] = still.get(caller.request.id, self._world.now)
                 if self._world.now - at > STILL_SLACK_MS:
                     self.say(
@@ -110,9 +116,21 @@ class LimitedLanes:
                 )
 
     def _kept_for(self, caller: Caller) -> str:
-        """An earlier one of its lane whose model is not warm; empty if there is none."""
+        """An earlier one of its lane whose model is not warm, or has no free slot; empty if there is none."""
         absent = [(_key(other), other.request.id) for other in self._absent_before(caller)]
         return min(absent)[1] if absent else ""
+
+    def _slot_kept_for(self, caller: Caller) -> str:
+        """An earlier one for its model whose lane is full; empty if there is none."""
+        held = [
+            (_key(other), other.request.id)
+            for other in self._world.open.values()
+            if other.served_by == caller.served_by
+            and other.state is CallerState.WAITING
+            and _key(other) < _key(caller)
+            and self.is_full(other.request.lane)
+        ]
+        return min(held)[1] if held else ""
 
     def _absent_before(self, caller: Caller) -> Iterator[Caller]:
         for other in self._world.open.values():
@@ -125,14 +143,21 @@ class LimitedLanes:
                 yield other
 
     def _is_coming(self, caller: Caller) -> bool:
-        """Whether the model of one before it is on its way into memory."""
+        """Whether the model of one before it is on its way into memory, or answers others."""
         models = self._world.core.state.models
-        names = (name for other in self._absent_before(caller) for name in (other.served_by, *other.beside))
-        return any(models[name].stage in (Stage.PLANNED, Stage.LOADING) for name in names)
+        before = list(self._absent_before(caller))
+        names = (name for other in before for name in (other.served_by, *other.beside))
+        on_the_way = (Stage.PLANNED, Stage.LOADING)
+        return any(models[name].stage in on_the_way for name in names) or any(map(self._finds_no_slot, before))
 
     def _is_away(self, caller: Caller) -> bool:
         names = (caller.served_by, *caller.beside)
-        return any(self._world.engines[name].power is not Power.WARM for name in names)
+        is_absent = any(self._world.engines[name].power is not Power.WARM for name in names)
+        return is_absent or self._finds_no_slot(caller)
+
+    def _finds_no_slot(self, caller: Caller) -> bool:
+        model = self._world.core.state.models[caller.served_by]
+        return model.stage is Stage.READY and not model.has_slot_for(caller.request.work_class, int(self._world.now))
 
     def _is_hurried(self, later: Caller, other: Caller) -> bool:
         """Whether a request is within one service time of its due, and the one before it is not."""
