@@ -152,7 +152,9 @@ def until_lane(
 
 def place_in_ms(state: State, request: Request, now: int) -> float:
     """When the next answer of its lane ends, as far as answers take as long as usual."""
-    every = ((s, r) for s in state.models.values() for r in s.running.values() if r.request.lane == request.lane)
+    every = (
+        (s, r) for s in state.models.values() for r in s.running.values() if r.request.lane == request.lane
+    )
     return min((_left_ms(r, s.service.ms, request, now) for s, r in every), default=0.0)
 
 

@@ -3,9 +3,9 @@
 Its limit holds at every start, and among its requests the earlier one goes first, whichever model serves it. The order
 is checked where the case is certain: the earlier one is as urgent in every respect, and its model is ready and idle.
 
-A free place may be kept for an earlier one whose model comes into memory or has no free slot, but not for longer than the
-answer takes that could have had it, and not while that model waits for its turn. A slot may be kept as long for an
-earlier one whose lane has no free place.
+A free place may be kept for an earlier one whose model comes into memory or has no free slot, but not for longer than
+the answer takes that could have had it, and not while that model waits for its turn. A slot may be kept as long for
+an earlier one whose lane has no free place.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -148,7 +148,9 @@ class LimitedLanes:
         before = list(self._absent_before(caller))
         names = (name for other in before for name in (other.served_by, *other.beside))
         on_the_way = (Stage.PLANNED, Stage.LOADING)
-        return any(models[name].stage in on_the_way for name in names) or any(map(self._finds_no_slot, before))
+        return any(models[name].stage in on_the_way for name in names) or any(
+            map(self._finds_no_slot, before)
+        )
 
     def _is_away(self, caller: Caller) -> bool:
         names = (caller.served_by, *caller.beside)
@@ -157,7 +159,9 @@ class LimitedLanes:
 
     def _finds_no_slot(self, caller: Caller) -> bool:
         model = self._world.core.state.models[caller.served_by]
-        return model.stage is Stage.READY and not model.has_slot_for(caller.request.work_class, int(self._world.now))
+        return model.stage is Stage.READY and not model.has_slot_for(
+            caller.request.work_class, int(self._world.now)
+        )
 
     def _is_hurried(self, later: Caller, other: Caller) -> bool:
         """Whether a request is within one service time of its due, and the one before it is not."""
