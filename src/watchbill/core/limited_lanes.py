@@ -20,6 +20,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from watchbill.catalog import WorkClass
+from watchbill.core.candidate import CandidateState
 from watchbill.core.companions import Candidate
 from watchbill.core.forecast import (
     ahead_in_lane,
@@ -102,7 +103,7 @@ class LimitedLanes:
     def _is_over(self, slot: _Kept, model: str) -> bool:
         return self._state.models[model].service.ms >= slot.way_ms
 
-    def keeps_slot(self, line: Candidate, model: ModelState, now: int) -> bool:
+    def keeps_slot(self, line: CandidateState, model: ModelState, now: int) -> bool:
         """Whether the last slot of a model is kept for the first of its line, whose lane has no free place yet."""
         first = line.line.first()
         if first is None or self.has_room(first.lane) or _runs_in(first.lane, model):
