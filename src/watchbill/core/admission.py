@@ -529,7 +529,7 @@ class Admission:
         if request.bound_at and due is not None and due >= request.bound_at:
             return f"the max_wait and the timeout of lane {request.lane} together"
         if request.bound_at:  # it had a turn and went back to its line
-            return f"of which its last wait was all that lane {request.lane} allows"
+            return f"the max_wait of lane {request.lane} since it went back to its line"
         return f"the max_wait of lane {request.lane}"
 
 
