@@ -399,7 +399,7 @@ class ResponsesApi:
         ends = {"first_id": page[0]["id"] if page else None, "last_id": page[-1]["id"] if page else None}
         told = {
             "object": "list",
-            "data": page,
+            "data": [as_listed(item) for item in page],
             **ends,
             "has_more": begin + len(page) < len(items),
         }
