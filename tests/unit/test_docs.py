@@ -137,24 +137,36 @@ def printed_by(words: list[str], folder: Path, environment: dict[str, str]) -> s
 @pytest.fixture
 def fresh(tmp_path: Path) -> dict[str, str]:
     """The environment of a newcomer: an empty home, an empty root, our commands first."""
+    return newcomer(tmp_path)
+
+
+def newcomer(folder: Path) -> dict[str, str]:
     kept = {name: os.environ[name] for name in ("LANG", "TERM") if name in os.environ}
-    home = tmp_path / "home"
+    home = folder / "home"
     home.mkdir()
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    return kept | {"HOME": str(home), "PATH": path, "WATCHBILL_HOME": str(tmp_path / "root"), "NO_COLOR": "1"}
+    return kept | {"HOME": str(home), "PATH": path, "WATCHBILL_HOME": str(folder / "root"), "NO_COLOR": "1"}
 
 
-@pytest.fixture
-def daemon_url(tmp_path: Path, fresh: dict[str, str]) -> Iterator[str]:
-    """A daemon with one scripted model."""
-    config = tmp_path / "daemon.toml"
+class Daemon(NamedTuple):
+    """A daemon with one scripted model, and the environment of those who find it."""
+
+    url: str
+    environment: dict[str, str]
+
+
+@pytest.fixture(scope="module")
+def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    """One for all blocks: each says what it wants beside a daemon that serves others, too."""
+    folder = tmp_path_factory.mktemp("daemon")
+    environment, config = newcomer(folder), folder / "daemon.toml"
     config.write_text(DAEMON)
     argv = [sys.executable, "-m", "watchbill", "up", "--port", "0", "--config", str(config)]
     with subprocess.Popen(
-        argv, env=fresh, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        argv, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     ) as process:
         try:
-            yield wait_until_ready(process)
+            yield Daemon(wait_until_ready(process), environment)
         finally:
             process.send_signal(signal.SIGTERM)
             process.wait(START_S_MAX)
@@ -182,11 +194,11 @@ def test_a_command_of_the_documents_does_what_they_say(
     "block", [b for b in SHELL_BLOCKS if b.marker == "with-daemon"], ids=lambda block: block.place
 )
 def test_a_command_beside_a_daemon_does_what_the_documents_say(
-    block: Block, tmp_path: Path, fresh: dict[str, str], daemon_url: str
+    block: Block, tmp_path: Path, daemon: Daemon
 ) -> None:
     for command in commands_of(block):
-        here = command.line.replace("http://127.0.0.1:8470", daemon_url)
-        run(command._replace(line=here), tmp_path, fresh)
+        here = command.line.replace("http://127.0.0.1:8470", daemon.url)
+        run(command._replace(line=here), tmp_path, daemon.environment)
 
 
 PYTHON_BLOCKS = [block for block in BLOCKS if block.language == "python"]
@@ -200,10 +212,9 @@ def test_a_program_of_the_documents_runs(block: Block, tmp_path: Path, fresh: di
 @pytest.mark.parametrize(
     "block", [b for b in PYTHON_BLOCKS if b.marker == "with-daemon"], ids=lambda block: block.place
 )
-def test_a_program_beside_a_daemon_runs(
-    block: Block, tmp_path: Path, fresh: dict[str, str], daemon_url: str
-) -> None:
-    assert run_program(block.text.replace("http://127.0.0.1:8470", daemon_url), tmp_path, fresh)
+def test_a_program_beside_a_daemon_runs(block: Block, tmp_path: Path, daemon: Daemon) -> None:
+    text = block.text.replace("http://127.0.0.1:8470", daemon.url)
+    assert run_program(text, tmp_path, daemon.environment)
 
 
 def run_program(text: str, folder: Path, environment: dict[str, str]) -> str:
