@@ -17,6 +17,7 @@ from support.stopping import stop
 from watchbill.errors import OursError
 from watchbill.files.host import host_name
 from watchbill.fleet.folder import places
+from watchbill.fleet.folder.requests import Reopening, ask_to_reopen
 from watchbill.fleet.folder.signals import Order
 
 
@@ -254,6 +255,26 @@ def test_a_retry_goes_on_behind_the_items_that_are_done(
     finish(rig)
     assert (rig.batch_folder("b1") / "ran").read_text().split() == list("abc") + list("cde")
     assert ended(rig) == "complete"
+
+
+def test_a_task_of_several_items_begins_anew_when_it_was_complete_or_is_about_other_work(
+    rig: FleetRig,
+) -> None:
+    """PLAN-04, PLAN-07: nothing of it ran, and it was complete: the items that former work had done counted."""
+    several = ("foreach**: items.json", "batch_size**: 3")
+    folder = rig.submit("b1", task("a", "echo {ITEM} >> {BATCH_PATH}/ran", *several))
+    (folder / "items.json").write_text(json.dumps(list("abc")))
+    rig.start("cpu-1")
+    finish(rig)
+    ask_to_reopen(rig.disk, Reopening("r1", "b1", "p", ("a_1",)))
+    finish(rig)
+    (folder / "plan.md").write_text(
+        f"# P\n## Tasks\n{task('a', 'echo new-{ITEM} >> {BATCH_PATH}/ran', *several)}"
+    )
+    ask_to_reopen(rig.disk, Reopening("r2", "b1", "p", reads_plan=True))
+    finish(rig)
+    ran = (rig.batch_folder("b1") / "ran").read_text().split()
+    assert ran == [*"abcabc", "new-a", "new-b", "new-c"]
 
 
 # ------------------------------------------------------------------ signals

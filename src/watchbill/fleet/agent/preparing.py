@@ -315,10 +315,10 @@ class _Preparation:
         )  # fmt: skip
 
     def _items_done(self) -> int:
-        """How many items earlier attempts have done. An attempt notes behind how many it began: one that was presumed
-        dead and goes on beside a later one is not counted twice."""
+        """How many items earlier attempts at this work have done. An attempt notes behind how many it began: one that
+        was presumed dead and goes on beside a later one is not counted twice."""
         done = 0
-        for attempt in range(1, self._slip.attempt):
+        for attempt in range(max(1, self._slip.since), self._slip.attempt):
             for note in self._task_path.with_name(f"a{attempt}").glob("items_from_*"):
                 began = note.name.removeprefix("items_from_")
                 if began.isdigit() and note.is_file():

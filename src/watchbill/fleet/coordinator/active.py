@@ -39,7 +39,7 @@ from watchbill.fleet.state.entries import (
 )
 from watchbill.fleet.state.journal import Journal, read_past
 from watchbill.fleet.state.ledger import Effect, Ledger, Phase
-from watchbill.fleet.state.resuming import carry_over, strays
+from watchbill.fleet.state.resuming import carry_over, first_that_counts, strays
 from watchbill.fleet.state.shared_paths import model_of
 from watchbill.plans.batch import ExecutePlan
 from watchbill.plans.task import TaskClass
@@ -186,7 +186,7 @@ class ActiveBatches:
             spec.priority or ledger.priority, self._sequence, spec.task_class, vram_mb, state.attempt + 1, addressee
         )  # fmt: skip
         name = slip_name(headline, model=model_of(ledger, task), batch=ledger.batch, task=task)
-        return Issue(task, state.attempt + 1, name, vram_mb, state.avoid)
+        return Issue(task, state.attempt + 1, name, vram_mb, state.avoid, first_that_counts(ledger, task))
 
     def _count_token(self, ledger: Ledger, name: str) -> None:
         task_class = ledger.spec(ledger.by_token[name]).task_class

@@ -508,7 +508,7 @@ class Coordinator:
         state = ledger.state(task)
         slip = Slip(
             task, ledger.batch, ledger.plan, state.attempt, self.epoch, state.vram_mb, state.avoid, ledger.inputs,
-            ledger.items(task), _work_of(ledger, task), ledger.approved.get(task, ""),
+            ledger.items(task), _work_of(ledger, task), ledger.approved.get(task, ""), state.since,
         )  # fmt: skip
         self._board.publish(name, slip)
 

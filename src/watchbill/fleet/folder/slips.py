@@ -99,13 +99,15 @@ class Slip:
     items: tuple[str, ...]  # each as JSON, spelled as in the manifest
     work: Work
     approved: str = ""  # the digest of what a person let run (`approving`)
+    since: int = 0  # the items that this attempt and later ones have done are not repeated
 
     def encode(self) -> bytes:
         """The content of the file."""
         fields = {
             "format": 1, "task": self.task, "batch": self.batch, "plan": self.plan, "attempt": self.attempt,
             "epoch": self.epoch, "vram_mb": self.vram_mb, "avoid": self.avoid, "inputs": self.inputs,
-            "items": self.items, "approved": self.approved, **self.work.fields(),
+            "items": self.items, "approved": self.approved, **({"since": self.since} if self.since else {}),
+            **self.work.fields(),
         }  # fmt: skip
         return json.dumps(fields).encode() + b"\n"  # with an indent Python takes ten times as long
 
@@ -119,12 +121,16 @@ class Slip:
             fields.text("task"), fields.text("batch"), fields.text("plan"), fields.whole("attempt"),
             fields.whole("epoch"), fields.whole("vram_mb"), fields.texts("avoid"), fields.mapping("inputs"),
             fields.texts("items"), Work.of(_work_of(fields)), fields.text("approved"),
+            fields.whole("since"),
         )  # fmt: skip
 
 
 _OWN = frozenset(
-    {"format", "task", "batch", "plan", "attempt", "epoch", "vram_mb", "avoid", "inputs", "items", "approved"}
-)
+    {
+        "format", "task", "batch", "plan", "attempt", "epoch", "vram_mb", "avoid", "inputs", "items", "approved",
+        "since",
+    }
+)  # fmt: skip
 
 
 def _work_of(fields: Fields) -> Fields:

@@ -177,6 +177,7 @@ class Issue:
     name: str
     vram_mb: int = 0
     avoid: tuple[str, ...] = ()
+    since: int = 0  # with several items: those that this attempt and later ones have done are not repeated
 
 
 @dataclass(frozen=True, slots=True)
@@ -385,7 +386,9 @@ _READERS: dict[str, Callable[[Fields], Entry]] = {
     "items": lambda line: Items(line.texts("items")),
     "names": lambda line: Names(line.text("template"), line.texts("names")),
     "expand": lambda line: Expand(line.texts("templates"), line.text("sha256")),
-    "issue": lambda line: Issue(*_token(line), line.text("name"), line.whole("vram_mb"), line.texts("avoid")),
+    "issue": lambda line: Issue(
+        *_token(line), line.text("name"), line.whole("vram_mb"), line.texts("avoid"), line.whole("since")
+    ),
     "accept": lambda line: Accept(
         *_token(line),
         line.text("agent"),

@@ -96,6 +96,7 @@ class TaskState:
     """What the attempts of a task came to so far."""
 
     attempt: int = 0  # the last one that was issued
+    since: int = 0  # with several items: the first attempt of which what is done counts
     token: str = ""  # the name of the slip that counts; "" where none does
     last: str = ""  # the name of the last slip
     failures: int = 0
@@ -549,6 +550,7 @@ class Ledger:
         self._by_last.pop(state.last, None)
         state.attempt, state.token, state.last = entry.attempt, entry.name, entry.name
         state.vram_mb, state.avoid, state.delay_ms = entry.vram_mb, entry.avoid, 0
+        state.since = entry.since
         state.retries, state.is_retried = state.retries + state.is_retried, False
         self.by_token[entry.name] = self._by_last[entry.name] = entry.task
         headline = headline_of(entry.name)

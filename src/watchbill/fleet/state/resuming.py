@@ -29,7 +29,7 @@ from watchbill.fleet.state.entries import (
 from watchbill.fleet.state.ledger import Effect, Former, Ledger, Phase
 from watchbill.plans.placeholders import places_in
 
-__all__ = ["Change", "Reason", "carry_over", "reason_of", "reason_of_waiting", "strays"]
+__all__ = ["Change", "Reason", "carry_over", "first_that_counts", "reason_of", "reason_of_waiting", "strays"]
 
 _ENDS = (Phase.COMPLETE, Phase.FAILED, Phase.MANUAL)
 #: How long a task may take says nothing about what it does.
@@ -81,6 +81,22 @@ def reason_of(ledger: Ledger, task: str) -> Reason:
     if changed is not None:
         return changed
     return Reason(Change.KEPT) if is_complete else Reason(Change.LEFT, former.phase.value)
+
+
+def first_that_counts(ledger: Ledger, task: str) -> int:
+    """The attempt from which on items of a task with several are not repeated once they are done; 0 for other tasks.
+
+    The next attempt begins with the first item when it is about other work than the last one, and when the task was
+    complete: then a person, or what it depends on, wants all of it again.
+    """
+    if len(ledger.items(task)) < 2:
+        return 0
+    state, former = ledger.state(task), ledger.former.get(task)
+    itself = state.attempt + 1
+    if former is None or (state.since and state is not former.state):  # not the first attempt of this round
+        return state.since or itself
+    is_same = former.phase is not Phase.COMPLETE and _changed(ledger, task, former) is None
+    return (is_same and former.state.since) or itself
 
 
 def reason_of_waiting(ledger: Ledger, task: str) -> Reason:
