@@ -203,6 +203,27 @@ def test_a_leased_request_that_rests_holds_up_no_person(
     assert not world.judge.broken
 
 
+def test_a_deadline_of_a_peer_is_for_the_start_of_its_answer(world_of: WorldOf, model: ModelOf) -> None:
+    """RES-23, LANE-04: what has not begun rests no longer than that, and is refused at once where the rest is known to
+    be longer. What has begun pauses for as long as its lane allows."""
+    world = leased_world(world_of, model)
+    id = lease(world, "far")
+    begun = world.arrive("far", 30_000, lane="leased", lease=id, deadline_ms=20_000)
+    world.run(15_000)
+    world.arrive("near", 500, lane="chat")
+    world.run(world.now + 5_000)
+    late = world.arrive("far", 500, lane="leased", lease=id, deadline_ms=20_000)
+    assert late.outcome == "wait_exceeded", "60 s of quiet are to come"
+    rests = world.arrive("far", 500, lane="leased", lease=id, deadline_ms=70_000)
+    for _ in range(8):
+        world.run(world.now + 10_000)
+        world.arrive("near", 500, lane="chat")
+    assert (rests.outcome, begun.outcome) == ("wait_exceeded", "")
+    world.run(world.now + QUIET_MS + 60_000)
+    assert begun.outcome == "answered"
+    assert not world.judge.broken
+
+
 def test_nothing_is_loaded_for_leased_work_that_gave_up_while_a_person_works(
     world_of: WorldOf, model: ModelOf
 ) -> None:

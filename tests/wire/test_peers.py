@@ -25,6 +25,7 @@ from watchbill.config import parse
 from watchbill.core import leases, model_state
 from watchbill.engines import limits
 from watchbill.engines.dial import _trust  # pyright: ignore[reportPrivateUsage]
+from watchbill.gateway import relay
 from watchbill.runtime.driver import Driver
 from wire.engine_contract import within
 
@@ -333,15 +334,16 @@ async def test_a_peer_behind_a_tunnel_is_waited_for_while_it_is_away(
         assert answer.status == 200, answer.body
 
 
-BREAKS = ["the connection breaks", "the renewal finds the lease gone", "shutting_down", "engine_failed"]
+SAID_BREAKS = ("shutting_down", "engine_failed", "disk_failed")
+BREAKS = ["the connection breaks", "the renewal finds the lease gone", *SAID_BREAKS]
 
 
 @pytest.mark.parametrize("how", BREAKS)
 async def test_an_answer_that_breaks_off_is_continued_also_after_a_forgotten_lease(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
-    """RES-23: a lender that was started anew and is killed, shut down or loses its engine in the middle costs no word,
-    whole or streamed."""
+    """RES-23: a lender that was started anew and is killed, shut down, or loses its engine or its disk in the middle
+    costs no word, whole or streamed."""
     chats, is_gone = 0, False
     monkeypatch.setattr(limits, "LEASE_RENEW_MS", 100)
 
@@ -360,14 +362,14 @@ async def test_an_answer_that_breaks_off_is_continued_also_after_a_forgotten_lea
             return await whole(409, {"error": {"message": "no such lease"}}, writer)
         if chats == 2:  # two words, and the connection is gone
             events = sse(*chat_events("One two three")[:3])
-            if how in ("shutting_down", "engine_failed"):
+            if how in SAID_BREAKS:
                 events += sse({"error": {"message": "it does not go on", "code": how}})
             writer.write(
                 b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
             )
             writer.write(b"%x\r\n%b\r\n" % (len(events), events))
             await writer.drain()
-            if how in ("shutting_down", "engine_failed"):
+            if how in SAID_BREAKS:
                 return writer.write(b"0\r\n\r\n")
             if how == "the connection breaks":
                 writer.transport.abort()
@@ -386,6 +388,80 @@ async def test_an_answer_that_breaks_off_is_continued_also_after_a_forgotten_lea
             assert answer.status == 200, answer.body
             assert b'"error"' not in answer.body
             assert "One two three four" in said(answer.body, stream=stream)
+
+
+async def test_a_stream_that_waits_at_a_lender_outlives_its_end(tmp_path: Path) -> None:
+    """RES-23: after 10 s a lender says that the request is queued. That is no byte of its answer: the stream broke with
+    502 when the lender was killed after it, and another site could not serve it."""
+    grant = {"id": "l", "lasts_ms": 60_000, "renew_ms": 20_000, "continues": True}
+    chats = 0
+
+    async def talk(asked: Asked, writer: asyncio.StreamWriter) -> None:
+        nonlocal chats
+        if not asked.path.endswith("/completions"):
+            return await whole(200, grant, writer)
+        chats += 1
+        if chats > 1:
+            return await stream_of(sse(*chat_events("One two")))(asked, writer)
+        return await stream_of(b": queued, about 5 s\n\n", end=False)(asked, writer)
+
+    async with peer_listening(talk) as far, machine(tmp_path / "home", home_config(far.port)) as (home, _):
+        answer = await within(20, home.ask("/v1/chat/completions", BODY | {"model": "big", "stream": True}))
+        assert (answer.status, said(answer.body, stream=True)) == (200, "One two"), answer.body
+
+
+@pytest.mark.parametrize("in_stream", [False, True])
+async def test_what_keeps_a_lender_from_an_answer_for_now_may_be_asked_again(
+    tmp_path: Path, *, in_stream: bool
+) -> None:
+    """RES-23: a full disk there was 502 here, as if the engine had failed: lines of batches used up their attempts."""
+    told: dict[str, object] = {
+        "error": {"message": "the disk is full", "code": "disk_failed", "source": "watchbill"}
+    }
+
+    async def talk(asked: Asked, writer: asyncio.StreamWriter) -> None:
+        if not asked.path.endswith("/completions"):
+            return await whole(200, {"id": "l", "lasts_ms": 60_000, "renew_ms": 20_000}, writer)
+        if in_stream:
+            return await stream_of(b": queued\n\n", sse(told))(asked, writer)
+        return await whole(507, told, writer)
+
+    async with peer_listening(talk) as far, machine(tmp_path / "home", home_config(far.port)) as (home, _):
+        answer = await within(20, home.ask("/v1/chat/completions", BODY | {"model": "big"}))
+        assert (answer.status, answer.code, answer.headers["retry-after"]) == (507, "disk_failed", "5")
+        assert b"rig: the disk is full" in answer.body
+
+
+async def test_what_rests_at_a_lender_waits_no_longer_than_its_caller_or_its_lane_allows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """RES-23, LANE-04, P3: it counted as running, so it ended with run_timeout when the timeout of its lane was over,
+    ten minutes by default. Neither max_wait nor a deadline held. What has begun pauses for longer."""
+    monkeypatch.setattr(leases, "QUIET_MS", 800)
+    monkeypatch.setattr(relay, "HEADERS_HELD_MS", 50)  # they are told in the middle of the lender's stream
+    async with two(tmp_path, rig_config("2s", 32), "concurrency = 3") as ((home, _), (rig, there)):
+        body, late = BODY | {"model": "big"}, {"X-Watchbill-Deadline-Ms": "1200"}
+        begun = asyncio.create_task(home.ask("/v1/chat/completions", body))
+        await eventually(lambda: any(r["state"] == "running" for r in there.requests()))
+        await asyncio.sleep(0.5)  # some of the answer's words
+        person = asyncio.create_task(_work(rig))
+        await eventually(lambda: any(lease["resting"] for lease in there.status()["leases"].values()))  # type: ignore[attr-defined, union-attr]
+        resting = [
+            home.ask("/v1/chat/completions", body | more, headers=late) for more in ({}, {"stream": True})
+        ]
+        whole, streamed = await within(20, asyncio.gather(*resting))
+        person.cancel()
+        assert (whole.status, whole.code) == (503, "wait_exceeded"), whole.body
+        for each in (whole, streamed):
+            assert b"a person is using this machine" in each.body and b"wait_exceeded" in each.body
+        assert (await within(30, begun)).status == 200
+
+
+async def _work(rig: GatewayClient) -> None:
+    """A person who asks again and again."""
+    while True:
+        assert (await rig.ask("/v1/chat/completions", BODY | {"model": "own", "max_tokens": 1})).status == 200
+        await asyncio.sleep(0.1)
 
 
 def said(body: bytes, *, stream: bool) -> str:

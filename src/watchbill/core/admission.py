@@ -26,7 +26,7 @@ from watchbill.core.forecast import Forecast, can_forecast, until_lane
 from watchbill.core.messages import Admit, Arrived, JournalEvent, Left, Refusal, Request, SiteClosed
 from watchbill.core.model_state import ModelState
 from watchbill.core.policy import Policy
-from watchbill.core.reasons import Bar, InPlaceOf, RoutedTo
+from watchbill.core.reasons import AT_WORK, Bar, InPlaceOf, RoutedTo
 from watchbill.core.resources import GroupPlace, HostPlaces, Needs, Places, in_order
 from watchbill.core.routing import bar_of, bar_text, closing_of, is_out_of_reach
 from watchbill.core.routing import in_order as in_routing_order
@@ -116,9 +116,10 @@ class Admission:
 
     def _forecast(self, choice: Candidate, request: Request, now: int) -> Forecast:
         """When a request that arrives would start."""
-        return self._shared_forecasts.forecast(
+        forecast = self._shared_forecasts.forecast(
             choice, request, now, lambda: self.policy.forecast(self._state, choice, request, now)
         )
+        return forecast.after(self._state.rest_ms(request, now))
 
     def _bounds(self, request: Request, choices: Sequence[Candidate]) -> tuple[int, ...]:
         """The waits that are accepted, the shortest first: that of the routing rule where there is another site."""
@@ -322,7 +323,7 @@ class Admission:
         retry = min(max(forecast, RETRY_AFTER_MIN_MS), RETRY_AFTER_MAX_MS)
         text = (
             f"model {model.name} cannot start this within {request.max_wait_ms / 1000:g} s, {self._bound(request)}: "
-            f"the forecast is {forecast / 1000:.1f} s"
+            f"the forecast is {forecast / 1000:.1f} s{self._rest_text(request, now)}"
         )
         self._state.refuse(request.id, Refusal.WAIT_EXCEEDED, text, retry)
 
@@ -510,6 +511,7 @@ class Admission:
             code, text = Refusal.ENGINE_FAILED, _out_of_time(model.name, request)
         why += ": its memory is lent for maintenance" if code == Refusal.MAINTENANCE else ""
         why += self._lent_text(model) if code == Refusal.WAIT_EXCEEDED else ""
+        why += self._rest_text(request, now)
         retry_ms = model.load.ms
         if isinstance(model, ModelState) and model.stage is Stage.LOADING:
             retry_ms = model.load_left_ms(now)
@@ -517,6 +519,9 @@ class Admission:
             retry_ms = model.serving.recovery_ms(now)
         self._state.refuse(request.id, code, text + why, max(RETRY_AFTER_MIN_MS, retry_ms))
         self._state.note(JournalEvent.EXPIRE, bound, model, request=request.id, ms=waited)
+
+    def _rest_text(self, request: Request, now: int) -> str:
+        return f": {AT_WORK}" if self._state.rest_ms(request, now) else ""
 
     def _lent_text(self, model: Candidate) -> str:
         book = self._state.lent_out(model) if model.stage in AWAY else None

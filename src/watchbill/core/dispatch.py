@@ -342,7 +342,14 @@ class Dispatch:
         running = self._take(event.id, now)
         if running is None:
             return
-        request, model = running.request, self._state.home[event.id]
+        model = self._state.home[event.id]
+        if running.request.is_hurried and running.cut is CutKind.BOUNDARY:
+            # A caller's deadline is for the start: from here on its lane's own wait holds.
+            max_wait_ms = self._state.catalog.lane_for(running.request.lane).max_wait_ms
+            running.request = msgspec.structs.replace(
+                running.request, max_wait_ms=max_wait_ms, is_hurried=False
+            )
+        request = running.request
         if event.is_fault:
             model.serving.failed(running.since)
             self._suspect(model.serving, running, now)

@@ -27,6 +27,7 @@ from watchbill.core.messages import (
     Request,
 )
 from watchbill.core.reasons import (
+    AT_WORK,
     Cause,
     LeaseGranted,
     LeaseOver,
@@ -48,7 +49,6 @@ QUIET_MS = 60_000
 #: Leases that one peer may hold at a time.
 LEASES_OF_PEER_MAX = 16
 _LEASED = WorkClass.LEASED
-_AT_WORK = "a person is using this machine"
 
 
 class Leases:
@@ -75,7 +75,7 @@ class Leases:
         elif held >= LEASES_OF_PEER_MAX:
             self._decline(event, Refusal.LANE_FULL, f"{event.peer} already holds {held} leases", RENEW_MS)
         elif state.leases_held_back:
-            self._decline(event, Refusal.NO_LEASE, _AT_WORK, state.person_at + QUIET_MS - now)
+            self._decline(event, Refusal.NO_LEASE, AT_WORK, state.quiet_at - now)
         else:
             state.leases[event.id] = Lease(event.id, event.peer, event.model, now)
             state.wakes.append(now + LEASE_MS)
@@ -106,7 +106,7 @@ class Leases:
                 return False
             # Its lease goes on. One that waits, perhaps in a stream that has begun, is told that it has none: only that
             # lets its machine ask elsewhere.
-            state.refuse(request.id, Refusal.LANE_FULL, _AT_WORK, RENEW_MS)
+            state.refuse(request.id, Refusal.LANE_FULL, AT_WORK, RENEW_MS)
             return True
         self._state.refuse(request.id, Refusal.NO_LEASE, "there is no such lease; ask for one first")
         return True
@@ -119,7 +119,8 @@ class Leases:
         if not state.leases_held_back:
             state.leases_held_back = True
             state.note(JournalEvent.LEASE_REVOKED, LeasesPaused(len(state.leases)))
-        state.wakes.append(now + QUIET_MS)
+        state.quiet_at = now + QUIET_MS
+        state.wakes.append(state.quiet_at)
         for model in state.models.values():
             for running in model.running.values():
                 if running.request.work_class is _LEASED and running.cut is None:
@@ -139,7 +140,7 @@ class Leases:
         request = model.line.get(request_id)
         if request.is_elsewhere:
             state.withdraw(model, request_id)
-            state.refuse(request_id, Refusal.NO_LEASE, _AT_WORK)
+            state.refuse(request_id, Refusal.NO_LEASE, AT_WORK)
 
     def _hand_over(self, now: int) -> None:
         """Has the models leave that only leased work needs: their memory is the person's."""
@@ -172,11 +173,12 @@ class Leases:
                 self.make_way(now)  # a request that another machine was to serve waits here now
         if not state.leases_held_back:
             return
-        if now >= state.person_at + QUIET_MS or not state.leases:
+        state.quiet_at = state.person_at + QUIET_MS
+        if now >= state.quiet_at or not state.leases:
             state.leases_held_back = False
             state.note(JournalEvent.LEASE_RESTORED, LeasesRestored(len(state.leases)))
         else:
-            state.wakes.append(state.person_at + QUIET_MS)
+            state.wakes.append(state.quiet_at)
 
     def _is_person_at_work(self) -> bool:
         if self._state.local_interactive_waits():

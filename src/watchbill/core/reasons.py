@@ -14,6 +14,7 @@ from watchbill.catalog import Tier
 from watchbill.units import format_bytes
 
 __all__ = [
+    "AT_WORK",
     "AboveUsual",
     "Bar",
     "BecameWarm",
@@ -58,6 +59,10 @@ __all__ = [
     "WaitedLongest",
     "Well",
 ]
+
+
+#: Why leased work waits, and why no lease is given.
+AT_WORK = "a person is using this machine"
 
 
 # ------------------------------------------------------------------ words used by scripts and metrics

@@ -88,6 +88,7 @@ class State:
         self.leases: dict[str, Lease] = {}  # of peers; kept by `leases`
         self.leases_held_back = False  # a person works here: no leased request starts
         self.person_at = NEVER  # the last interactive work of this machine
+        self.quiet_at = NEVER  # when leased work goes on, if no person comes until then
         # Tiers, and single models of tiers, that take nothing now: site and model, which is empty for all of them.
         self.closed_sites: dict[tuple[str, str], Closing] = {}
         self.silent: dict[str, str] = {}  # engine -> why the program behind it cannot be asked
@@ -455,6 +456,11 @@ class State:
         return any(not s.running and not s.users for s in self.in_stage(Stage.DRAINING)) or any(
             not s.is_planned_for for s in self.in_stage(Stage.PLANNED)
         )
+
+    def rest_ms(self, request: Request, now: int) -> int:
+        """How long a request rests at the least because a person works here; 0 for all but leased ones."""
+        is_resting = self.leases_held_back and request.work_class is WorkClass.LEASED
+        return max(0, self.quiet_at - now) if is_resting else 0
 
     def hold_turn(self, model: Candidate, held_turn: HeldTurn) -> None:
         """Keeps the place in the order of turns for a request that is gone."""

@@ -78,6 +78,8 @@ class Endpoint:
     passed: tuple[str, ...] = ()
     # Tells a peer that the request can be served elsewhere while a person works there.
     is_elsewhere: bool = False
+    # Of the request's wait at another machine: what is left of it. None where it has begun, or waits nowhere.
+    start_within_ms: int | None = None
 
     @property
     def about(self) -> tuple[str, ...]:
@@ -88,6 +90,7 @@ class Endpoint:
             "X-Watchbill-Private: 1" if self.private else "",
             f"X-Watchbill-Passed: {', '.join(self.passed)}" if self.passed else "",
             "X-Watchbill-Elsewhere: 1" if self.is_elsewhere else "",
+            "" if self.start_within_ms is None else f"X-Watchbill-Deadline-Ms: {self.start_within_ms}",
         )
         return tuple(filter(None, lines))
 

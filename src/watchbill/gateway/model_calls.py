@@ -422,8 +422,9 @@ def _pass_on(relay: Relay, answer: bytes) -> Whole:
         relay.finish(ok=None)
         hint = "; redirects are not followed" if relay.status >= 300 else ", and nothing with it"
         raise EngineFailed(f"the engine answered {relay.status}{hint}")
-    answer = answer[:ERROR_BYTES_MAX]
-    error = engine_error(relay.status, _said_in(answer))
+    said = _said_in(answer[:ERROR_BYTES_MAX])
+    relay.check_far(said)
+    error = engine_error(relay.status, said)
     error.retry_after_ms = relay.retry_after_ms
     relay.finish(ok=verdict(error))
     raise error

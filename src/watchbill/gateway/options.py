@@ -207,7 +207,8 @@ class CallerOptions:
         )
         of_body, keep_alive = body.pop("priority", None), body.pop("keep_alive", body.pop("ttl", None))
         if key is not None and key.peer is not None:
-            return self._leased(model, key, lease, catalog, is_elsewhere=elsewhere == "1")
+            wait_ms = None if deadline is None else self._number(deadline, 0, DURATION_MS_MAX)
+            return self._leased(model, key, lease, wait_ms, catalog, is_elsewhere=elsewhere == "1")
         priority = of_body if priority is None else priority
         lanes = (lane, lane_of_path, lane_of_alias, door.lane)
         lane = self._lane(lanes, catalog, key)
@@ -237,15 +238,23 @@ class CallerOptions:
 
     @staticmethod
     def _leased(
-        model: str, key: ApiKey, lease: str | None, catalog: Catalog, *, is_elsewhere: bool
+        model: str,
+        key: ApiKey,
+        lease: str | None,
+        wait_ms: int | None,
+        catalog: Catalog,
+        *,
+        is_elsewhere: bool,
     ) -> Submission:
-        """Work of another machine: in its lane, under its lease, and never passed on to a third."""
+        """Work of another machine: in its lane, under its lease, and never passed on to a third. It waits no longer
+        than it would there."""
         found = catalog.find_model(model)
         if found is None or key.peer is None or not key.peer.may_use(found):
             raise ModelNotFound(f"no model that {key.name} may use is called {quoted(model)}")
         return Submission(
             found.name,
             key.lane,
+            deadline_ms=wait_ms,
             best_priority=key.max_priority,
             exact=True,
             reach=Reach.HERE,

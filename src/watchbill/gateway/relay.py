@@ -14,23 +14,28 @@ import asyncio
 from collections.abc import Awaitable, Callable, Generator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, cast
 
 from watchbill.catalog import Tier
 from watchbill.core.messages import CutKind
-from watchbill.engines.limits import UPSTREAM_ANSWER_BYTES_MAX
+from watchbill.engines.limits import ERROR_BYTES_MAX, UPSTREAM_ANSWER_BYTES_MAX
 from watchbill.engines.sse import ENDED_EARLY, WholeEvents, is_sign_of_life
 from watchbill.engines.statuses import Said, said_by
 from watchbill.engines.upstream import Call, FailureKind, Outgoing, Upstream, UpstreamFailed, is_timeout
 from watchbill.errors import (
     Cancelled,
+    DeviceUnreadable,
+    DiskFailed,
     EngineFailed,
+    InMaintenance,
     NoLease,
+    NoMemory,
     Preempted,
     RunTimeout,
     ShuttingDown,
     TheirsError,
     TierClosed,
+    WaitExceeded,
 )
 from watchbill.gateway.answers import EngineRefused, is_of_the_site, let_go, verdict
 from watchbill.gateway.capture import Tap
@@ -41,7 +46,7 @@ from watchbill.gateway.meters import TokenCount
 from watchbill.gateway.request_context import RequestContext
 from watchbill.gateway.resume import Resumption
 from watchbill.gateway.stream import Out
-from watchbill.gateway.wire import failure_in
+from watchbill.gateway.wire import failure_in, first_fields
 from watchbill.runtime.ticket import Start, Ticket
 from watchbill.steps import join
 
@@ -60,6 +65,10 @@ _EVENT_END = b"\n\n"
 _STREAM_END = b"data: [DONE]"
 #: An attempt failed, and no turn has its number.
 _ANY_ATTEMPT = -1
+#: What another Watchbill says where a request could not start there in time, or its model cannot be loaded now.
+_FAR_REFUSALS: dict[str, type[TheirsError]] = {
+    error.code: error for error in (WaitExceeded, DiskFailed, InMaintenance, NoMemory, DeviceUnreadable)
+}
 #: What the caller is told of a cut that ends its request.
 _CUTS: dict[CutKind, type[TheirsError]] = {
     CutKind.PREEMPTED: Preempted,
@@ -390,8 +399,11 @@ class Relay(AbstractContextManager["Relay", None]):
             if not status:
                 return None
             piece = call.take() if self.resume is None and self.forced is None else self._take(call)
-            if piece is not None and self.is_stream and self._is_external:
-                return self._opening(piece)
+            if piece is not None and self.is_stream:
+                if self._is_external:
+                    return self._opening(piece)
+                if self._is_far:
+                    return self._far_opening(piece)
             return piece
         except UpstreamFailed as error:
             self._give_back(error)
@@ -417,6 +429,27 @@ class Relay(AbstractContextManager["Relay", None]):
         if self._charge is not None:
             self._charge.is_free = True
         raise UpstreamFailed(FailureKind.GARBLED, str(failure), received=True)
+
+    def _far_opening(self, piece: bytes) -> bytes | None:
+        """The first events of the stream of a peer or burst machine. None for a sign of life: the request may wait
+        there, and nothing of its answer has come. Raises what keeps that machine from the answer."""
+        if piece and is_sign_of_life(piece):
+            return self._poll()
+        self.check_far(first_fields(piece) if b'"error"' in piece else None)
+        return piece
+
+    def check_far(self, said: object) -> None:
+        """Raises the refusal of another Watchbill as one of this machine: later the request may be served there."""
+        start = self._start
+        error = cast("dict[str, object]", said).get("error") if isinstance(said, dict) else None
+        if not self._is_far or start is None or not isinstance(error, dict):
+            return
+        told = cast("dict[str, object]", error)
+        kind = _FAR_REFUSALS.get(str(told.get("code")))
+        if kind is not None:
+            self.finish(ok=None)
+            text = f"{start.site}: {told.get('message')}"[:ERROR_BYTES_MAX]
+            raise kind(text, retry_after_ms=self._retry_after_ms)
 
     def leaves_for(self, error: EngineFailed) -> bool:
         """Whether another site serves a request whose external tier answered with something that is no answer: an error
@@ -674,6 +707,11 @@ class Relay(AbstractContextManager["Relay", None]):
             error.kind in _REPEATABLE or (error.kind is FailureKind.TIMEOUT and self._is_at_peer)
         )
         return cut is CutKind.ENGINE_FAILED or (cut is None and is_broken)
+
+    @property
+    def _is_far(self) -> bool:
+        """Whether another machine has the request that may be a Watchbill."""
+        return self._start is not None and self._start.tier in _CONTINUED
 
     @property
     def _is_at_peer(self) -> bool:

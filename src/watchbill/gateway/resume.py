@@ -20,7 +20,18 @@ import msgspec
 from watchbill.decodable import json_decoder
 from watchbill.engines.connection import Outgoing
 from watchbill.engines.sse import DONE, EventReader, EventTooLarge, WholeEvents
-from watchbill.errors import EngineFailed, NoLease, Preempted, ShuttingDown
+from watchbill.errors import (
+    DeviceUnreadable,
+    DiskFailed,
+    EngineFailed,
+    InMaintenance,
+    ModelFailed,
+    NoLease,
+    NoMemory,
+    Preempted,
+    ShuttingDown,
+    WaitExceeded,
+)
 from watchbill.gateway.body import encode
 from watchbill.gateway.limits import RESUME_TEXT_CHARS_MAX, RESUME_TOKENS_MAX
 from watchbill.gateway.typed import is_count, object_of
@@ -40,8 +51,15 @@ _IN_THE_WAY = (
 )  # fmt: skip
 _LIMITS = ("max_tokens", "max_completion_tokens", "n_predict")
 _SENTENCE_ENDS = (".", "!", "?", "…", "\n", "。", "！", "？")
-#: Errors by which another Watchbill ends an answer that goes on elsewhere, or there a little later.
-_BREAKS = frozenset({EngineFailed.code, Preempted.code, ShuttingDown.code})
+#: Errors by which another Watchbill ends an answer that goes on elsewhere, or there a little later: its engine died, or
+#: it does not get its model back into memory after a pause.
+_BREAKS = frozenset(
+    error.code
+    for error in (
+        EngineFailed, Preempted, ShuttingDown, DiskFailed, InMaintenance, NoMemory, ModelFailed, DeviceUnreadable,
+        WaitExceeded,
+    )
+)  # fmt: skip
 #: What may stand behind the end of a sentence and still belongs to it.
 _CLOSING = " \"'”’)]*_"
 
@@ -106,7 +124,7 @@ class Resumption:
         for name, limit in limits.items():
             body[name] = max(1, limit - self._tokens)  # of a text that is whole only its end is wanted
         # Only a machine that continues answers takes it over: this one is to wait for the person there.
-        endpoint = replace(outgoing.endpoint, is_elsewhere=False)
+        endpoint = replace(outgoing.endpoint, is_elsewhere=False, start_within_ms=None)
         return msgspec.structs.replace(outgoing, body=encode(body), endpoint=endpoint)
 
     def _take_up(self) -> bool:

@@ -29,6 +29,7 @@ __all__ = [
     "decode_fields",
     "event",
     "failure_in",
+    "first_fields",
     "line",
     "read_chunk",
     "said_in",
@@ -103,6 +104,14 @@ def read_chunk(fields: Fields) -> Chunk:
         usage=object_of(fields.get("usage")) or None,
         timings=object_of(fields.get("timings")) or None,
     )
+
+
+def first_fields(events: bytes) -> Fields | None:
+    """The fields of the first event of a stream; None where it is no object."""
+    try:
+        return decode_fields(next(iter(EventReader().feed(events)), b""), NO_STREAM)
+    except EngineFailed:
+        return None
 
 
 def failure_in(events: bytes) -> EngineFailed | None:

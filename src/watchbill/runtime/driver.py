@@ -607,12 +607,19 @@ class Driver:
     def _told(self, endpoint: Endpoint, model: ModelState, ticket: Ticket) -> Endpoint:
         """Where to send a request, with what the machine there has to know of it: it may be a Watchbill with tiers of
         its own, and one of them this machine. A leased request is never passed on. A peer also has to know whether the
-        request can be served elsewhere: else it waits there while a person works."""
-        tier = model.spec.where
-        told = tier is not Tier.EXTERNAL and is_private(self._core.state, model, ticket.request)
-        passed = () if tier is Tier.PEER else (*ticket.passed, self._mark)
-        is_elsewhere = tier is Tier.PEER and self._core.can_leave_site(ticket.id, self._turned_at)
-        return replace(endpoint, private=told, passed=passed, is_elsewhere=is_elsewhere)
+        request can be served elsewhere: else it waits there while a person works. It waits nowhere for longer than it
+        may wait here."""
+        tier, request, now = model.spec.where, ticket.request, self._turned_at
+        if tier is Tier.EXTERNAL:
+            return replace(endpoint, passed=(*ticket.passed, self._mark))
+        is_at_peer = tier is Tier.PEER
+        return replace(
+            endpoint,
+            private=is_private(self._core.state, model, request),
+            passed=() if is_at_peer else (*ticket.passed, self._mark),
+            is_elsewhere=is_at_peer and self._core.can_leave_site(ticket.id, now),
+            start_within_ms=max(1, request.arrived_at + request.max_wait_ms - now),
+        )
 
     def sent(self, tier: Tier, /) -> None:
         """Counts a request that was sent to another machine."""

@@ -20,13 +20,14 @@ from watchbill.core.machine import Machine
 from watchbill.core.messages import Constraint, Doubted, Request
 from watchbill.core.model_state import ModelState
 from watchbill.core.policy import Rate, uncertainty
-from watchbill.core.reasons import Uncertainty, stalled_text
+from watchbill.core.reasons import AT_WORK, Uncertainty, stalled_text
 from watchbill.core.stages import HOLDING, ModelStatus, Stage
 from watchbill.core.state import State
 from watchbill.engines.base import Warm
 from watchbill.probes import Reading
 from watchbill.runtime.limits import FORECASTS_MAX, FORECASTS_ON_SCREEN_MAX
 from watchbill.steps import Steps
+from watchbill.units import format_millis
 
 __all__ = [
     "Resident",
@@ -428,7 +429,10 @@ def _starts_in_ms(core: Machine, request_id: str, now: int) -> int | None:
         return None  # it started or left meanwhile
     if waits_for.stage is not Stage.READY and not can_forecast(core.state, waits_for):
         return None
-    forecast = core.policy.forecast(core.state, waits_for, waits_for.line.get(request_id), now)
+    request = waits_for.line.get(request_id)
+    forecast = core.policy.forecast(core.state, waits_for, request, now).after(
+        core.state.rest_ms(request, now)
+    )
     return round(max(0.0, min(forecast.ms, waits_for.line.due_of(request_id) - now)))
 
 
@@ -467,6 +471,8 @@ def _running_reason(model: ModelState, request: Request) -> str:
 
 
 def _waiting_reason(state: State, asked: Candidate, request_id: str, now: int) -> str:
+    if rest_ms := state.rest_ms(asked.line.get(request_id), now):
+        return f"{AT_WORK}; it goes on after {format_millis(rest_ms)} without such work"
     ahead = asked.line.position(request_id)
     suspect = next((s for s in asked.members if suspicion(s)), None)
     if asked.is_set and asked.stage is not Stage.READY:

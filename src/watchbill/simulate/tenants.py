@@ -31,6 +31,8 @@ DELAY_MS = (1.0, 400.0)
 CLOCKS_APART_MS = 600_000.0
 #: The share of requests that another site may serve.
 ELSEWHERE = 0.3
+#: The share of requests whose tenant may wait only for so long.
+HURRIED, HURRY_MS = 0.5, (1_000.0, 120_000.0)
 #: The number of the first lease's command; loans are below.
 COMMANDS_FROM = 100_000
 #: The time that the core may take to notice, and a cut to be carried out.
@@ -84,7 +86,14 @@ class Landlord(Protocol):
     def feed(self, event: m.Event) -> None: ...
     def leave(self, caller: Caller) -> None: ...
     def arrive(
-        self, model: str, work_ms: float, *, lane: str, lease: str | None = None, is_elsewhere: bool = False
+        self,
+        model: str,
+        work_ms: float,
+        *,
+        lane: str,
+        lease: str | None = None,
+        is_elsewhere: bool = False,
+        deadline_ms: int | None = None,
     ) -> Caller: ...
 
 
@@ -97,6 +106,7 @@ class Tenants:
         self._by_id: dict[str, Tenancy] = {}
         self._draw = random.Random("leases")
         self._elsewhere = random.Random("elsewhere")
+        self._hurry = random.Random("hurry")
         self._paused_since: float | None = None  # a person works here
 
     # ------------------------------------------------------------------ what tenants do
@@ -145,8 +155,14 @@ class Tenants:
         is_sure = tenancy.is_sure(self._own(tenancy.tenant))
         heard_at = -float("inf") if tenancy.heard_at is None else tenancy.heard_at
         is_elsewhere = self._elsewhere.random() < ELSEWHERE
+        deadline_ms = round(self._hurry.uniform(*HURRY_MS)) if self._hurry.random() < HURRIED else None
         caller = self._world.arrive(
-            tenancy.model, work_ms, lane="leased", lease=tenancy.id, is_elsewhere=is_elsewhere
+            tenancy.model,
+            work_ms,
+            lane="leased",
+            lease=tenancy.id,
+            is_elsewhere=is_elsewhere,
+            deadline_ms=deadline_ms,
         )
         if is_sure and caller.outcome is m.Refusal.NO_LEASE:
             self._say("a lease that its holder counts as held is over", f"{tenancy.id} {caller.request.id}")

@@ -172,11 +172,13 @@ class World:
         operator: bool = False,
         lease: str | None = None,
         is_elsewhere: bool = False,
+        deadline_ms: int | None = None,
         indivisible: bool = False,
     ) -> Caller:
         """A caller sends a request, with its companions; that of a peer is under a lease. An indivisible answer cannot
         be continued, because a grammar, tools or its engine are in the way."""
         rules = self.catalog.lane_for(lane)
+        is_hurried = deadline_ms is not None and deadline_ms < rules.max_wait_ms
         named = self.catalog.models.get(model)
         request = m.Request(
             f"r{len(self.callers) + 1:06d}",
@@ -184,7 +186,7 @@ class World:
             rules.name,
             rules.work_class,
             int(self.now),
-            rules.max_wait_ms,
+            deadline_ms if is_hurried and deadline_ms is not None else rules.max_wait_ms,
             rules.timeout_ms,
             rules.priority or (named.priority if named is not None else 3),
             operator=operator,
@@ -192,6 +194,7 @@ class World:
             companions=companions,
             reach=self._draw_reach(),
             lease=lease,
+            is_hurried=is_hurried,
             is_elsewhere=is_elsewhere,
         )
         caller = Caller(request, work_ms, then, due=self.now + request.max_wait_ms)
@@ -370,8 +373,13 @@ class World:
             caller.work_ms = max(50.0, self._drop_job(caller))
             caller.has_words = True
             # It has begun, so it gets a new wait.
-            caller.wait_again(self.now + caller.request.max_wait_ms, is_failed=False)
+            caller.wait_again(self.now + self._lanes_wait_ms(caller), is_failed=False)
             self._return(caller)
+
+    def _lanes_wait_ms(self, caller: Caller) -> int:
+        """How long an answer that has begun may wait for its next turn: a caller's deadline was for its start."""
+        request = caller.request
+        return self.catalog.lane_for(request.lane).max_wait_ms if request.is_hurried else request.max_wait_ms
 
     def _return(self, caller: Caller, parting: m.Parting | None = None) -> None:
         if caller.state is not CallerState.RUNNING:
@@ -384,7 +392,7 @@ class World:
         """The server of a site refused or failed a request: it goes to another one, or is refused."""
         parting = self._part(caller)
         if caller.is_yielding:
-            caller.wait_again(self.now + caller.request.max_wait_ms, is_failed=False)
+            caller.wait_again(self.now + self._lanes_wait_ms(caller), is_failed=False)
         else:
             caller.wait_again(caller.request.arrived_at + caller.request.max_wait_ms, is_failed=True)
         # Its wait may be over: another site starts it at once, or none.
