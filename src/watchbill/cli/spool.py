@@ -206,6 +206,8 @@ def stats(*, json: AsJson = False, which: Which = _DEFAULTS) -> int:
             try:
                 with closing(chosen.make()) as spool:
                     counts[name] = by_hand(spool).stats()
+                    for warning in spool.warnings() if rules.backend == "nats" and not json else []:
+                        terminal.note(f"{name}: {plain(warning)}")
                 failing += hook_warnings(chosen.folder)
             except (SpoolLayout, SpoolFull, SpoolBroken) as error:  # the others are counted all the same
                 failed.append(f"watchbill: {name}: {plain(str(error))}")

@@ -27,6 +27,7 @@ from watchbill.runtime.limits import (
     DRAIN_COUNT_SHARE,
     DRAIN_LOOK_MS,
     DRAIN_POISON_TOLD_MS,
+    DRAIN_SERVERS_MS,
     DRAIN_STOP_MS,
     DRAIN_SWITCH_MS,
 )
@@ -109,7 +110,9 @@ class _Keeper:
         self._held = dict.fromkeys(("waiting", "leased", "poison"), 0)
         self._lookout: AnySpool | None = None  # by which events on a broker are counted, and forwarded to it
         self._has_forwarded = False  # also what a dead writer left in its log
-        self._count_at_s = time.monotonic()
+        self._count_at_s = self._servers_at_s = time.monotonic()
+        self._found_ill: list[str] = []  # by the last look at the servers of a broker
+        self._ill_server = ""
 
     def start(self) -> None:
         self._thread.start()
@@ -152,7 +155,7 @@ class _Keeper:
             self._look_after_until_stopped()
             return
         self._drains = make_drains(self.rules, self._root)
-        for warning in self._drains[0].spool.warnings():
+        for warning in [] if is_on_broker(self.rules) else self._drains[0].spool.warnings():
             _LOG.warning("spool=%s %s", self.rules.name, warning)
         errors: list[Exception] = []
         workers = [
@@ -197,7 +200,7 @@ class _Keeper:
             for drain in self._drains:
                 drain.last_error = ""
         trouble = next((drain.last_error for drain in self._drains if drain.last_error), "") or self._barred()
-        if trouble:
+        if trouble := trouble or self._ill_server:
             self._complain(trouble)
         else:
             self._complaint = ""
@@ -221,6 +224,8 @@ class _Keeper:
             self._forward()
             self._count_if_due()
             self._collect_if_due()
+            if self._ill_server:
+                self._complain(self._ill_server)
 
     def _count_if_due(self) -> None:
         """Counts the events in the folders, from names alone. A million of them take a second, so that is rare."""
@@ -234,8 +239,19 @@ class _Keeper:
             self._count_at_s = time.monotonic() + DRAIN_AGAIN_MS_MAX / 1000
             return
         self._held = dict(zip(self._held, held.values(), strict=True))
+        self._look_at_servers()
         took_s = time.monotonic() - began_s
         self._count_at_s = began_s + took_s / DRAIN_COUNT_SHARE
+
+    def _look_at_servers(self) -> None:
+        """Finds a server of the broker that is ill. One that was restarted is behind for seconds, so one look in which
+        it is does not count."""
+        if not is_on_broker(self.rules) or time.monotonic() < self._servers_at_s:
+            return
+        self._servers_at_s = time.monotonic() + DRAIN_SERVERS_MS / 1000
+        found = self._broker().warnings()
+        self._ill_server = next((warning for warning in found if warning in self._found_ill), "")
+        self._found_ill = found
 
     def _forward(self) -> None:
         """Moves events to the broker that git hooks, and programs without one, put into the spool's folder here."""

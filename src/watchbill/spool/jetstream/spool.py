@@ -138,7 +138,16 @@ class JetSpool:
         return f"{self.streams.name} on {self._reach.named}"
 
     def warnings(self) -> list[str]:
-        return []
+        """Names the servers of a cluster that are ill. A broker that does not answer at all is an error elsewhere."""
+        try:
+            behind = self._call(lambda: self.streams.servers_behind(self._link), "look at the servers")
+        except SpoolBroken:
+            return []
+        return [
+            f"the server {name} keeps no copy of new events: it is down, cut off, or its disk was full; "
+            "see its log, and restart it when its disk has room"
+            for name in behind
+        ]
 
     def signature_of(self, name: str) -> bytes | None:
         """The signature of an event that is leased here."""

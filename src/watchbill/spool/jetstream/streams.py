@@ -92,6 +92,12 @@ class Streams:
             {"stream_name": self.name, "config": consumer, "action": ""},
         )
 
+    async def servers_behind(self, link: Link) -> list[str]:
+        """The servers of a cluster that keep no copy of new events now."""
+        told = (await link.api(f"STREAM.INFO.{self.name}")).get("cluster") or {}
+        copies = told.get("replicas") or []
+        return sorted(str(each["name"]) for each in copies if each.get("offline") or not each.get("current"))
+
     async def _ensure_stream(self, link: Link, stream: str, kind: str, config: Mapping[str, Any]) -> None:
         wanted = {"name": stream, "subjects": [f"{self.name}.{kind}.>"], **config}
         try:
