@@ -6,7 +6,7 @@ from typing import cast
 import pytest
 
 from watchbill.catalog import Lane, Model, WorkClass
-from watchbill.runtime.views import request_view, requests_view
+from watchbill.runtime.views import Known, request_view, requests_view
 from watchbill.simulate.world import Faults, World
 from watchbill.steps import at_once
 from watchbill.units import Millis
@@ -64,7 +64,7 @@ def test_a_waiting_request_tells_when_it_would_start_by_what_is_known_now(
     world = world_of(model("A"))
     world.run(1_000)
     caller = world.arrive("A", 300, lane="chat")
-    promised = {caller.request.id: int(caller.forecast_ms or 0)}
+    promised = {caller.request.id: Known(int(caller.forecast_ms or 0), waits_there=False)}
     seen: list[int] = []
     for _ in range(3):
         view = request_view(world.core, caller.request.id, promised, int(world.now))

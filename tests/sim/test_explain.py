@@ -12,7 +12,7 @@ from watchbill.core.stages import Stage
 from watchbill.runtime.duplicate import duplicate, duplicate_steps
 from watchbill.runtime.explain import explain
 from watchbill.runtime.limits import COPY_TRIES_MAX
-from watchbill.runtime.views import request_view
+from watchbill.runtime.views import Known, request_view
 from watchbill.simulate.fuzz import TRAFFIC_MS, random_world
 from watchbill.simulate.world import World
 from watchbill.steps import at_once
@@ -108,7 +108,9 @@ def test_no_forecast_is_made_while_a_device_is_lent(world_of: WorldOf, model: Mo
     assert "until gpu:0 is back from maintenance" in str(said["reason"])
     caller = world.arrive("A", 300, lane="chat")
     assert caller.forecast_ms is None
-    view = request_view(world.core, caller.request.id, {caller.request.id: None}, 3_000)
+    view = request_view(
+        world.core, caller.request.id, {caller.request.id: Known(None, waits_there=False)}, 3_000
+    )
     assert view is not None and (view["starts_in_ms"], view["forecast_ms"]) == (None, None)
     world.feed(m.MaintenanceAsked(2, "gpu:0", False, "drivers"))
     world.run(20_000)

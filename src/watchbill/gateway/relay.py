@@ -14,7 +14,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Generator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from typing import Protocol, cast
+from typing import Protocol
 
 from watchbill.catalog import Tier
 from watchbill.core.messages import CutKind
@@ -46,6 +46,7 @@ from watchbill.gateway.meters import TokenCount
 from watchbill.gateway.request_context import RequestContext
 from watchbill.gateway.resume import Resumption
 from watchbill.gateway.stream import Out
+from watchbill.gateway.typed import object_of
 from watchbill.gateway.wire import failure_in, first_fields
 from watchbill.runtime.ticket import Start, Ticket
 from watchbill.steps import join
@@ -62,6 +63,8 @@ _CHARGED = frozenset({Tier.BURST, Tier.EXTERNAL})
 _CHAT_PATH = "/v1/chat/completions"
 _TOO_MANY = 429
 _EVENT_END = b"\n\n"
+#: How the sign of life of a request begins that waits.
+_WAITS = b": queued"
 _STREAM_END = b"data: [DONE]"
 #: An attempt failed, and no turn has its number.
 _ANY_ATTEMPT = -1
@@ -435,18 +438,15 @@ class Relay(AbstractContextManager["Relay", None]):
         there, and nothing of its answer has come. Raises what keeps that machine from the answer."""
         if piece and is_sign_of_life(piece):
             return self._poll()
+        self.ticket.waits_there = False
         self.check_far(first_fields(piece) if b'"error"' in piece else None)
         return piece
 
     def check_far(self, said: object) -> None:
         """Raises the refusal of another Watchbill as one of this machine: later the request may be served there."""
-        start = self._start
-        error = cast("dict[str, object]", said).get("error") if isinstance(said, dict) else None
-        if not self._is_far or start is None or not isinstance(error, dict):
-            return
-        told = cast("dict[str, object]", error)
+        start, told = self._start, object_of(object_of(said).get("error"))
         kind = _FAR_REFUSALS.get(str(told.get("code")))
-        if kind is not None:
+        if self._is_far and start is not None and kind is not None:
             self.finish(ok=None)
             text = f"{start.site}: {told.get('message')}"[:ERROR_BYTES_MAX]
             raise kind(text, retry_after_ms=self._retry_after_ms)
@@ -632,6 +632,8 @@ class Relay(AbstractContextManager["Relay", None]):
         piece: bytes | None = b""
         while not resume.broken_by and (piece := call.take()):
             heard = resume.hear(piece)
+            if resume.is_far:
+                self.ticket.waits_there = piece.startswith(_WAITS)
             self._tell_indivisible(resume)
             if heard:
                 return heard

@@ -50,6 +50,7 @@ from watchbill.runtime.tasks import Tasks
 from watchbill.runtime.ticket import Outcome, Start, Submission, Tally, Ticket
 from watchbill.runtime.tiers import Tiers
 from watchbill.runtime.views import (
+    Known,
     Resident,
     epochs_view,
     failure_of,
@@ -405,21 +406,23 @@ class Driver:
 
     def requests_steps(self) -> Steps[list[dict[str, object]]]:
         """Every open request, in steps."""
-        forecasts = {id: ticket.forecast_ms for id, ticket in self._tickets.items()}
-        return requests_view(self._core, forecasts, self.now())
+        return requests_view(self._core, self._known(), self.now())
 
     def picture_steps(self, rows_max: int) -> Steps["Picture"]:
         """What a screen shows, all of the same moment, in steps: the status, and the first of the open requests."""
         now, home = self.now(), self._core.state.home
         status = yield from self.status_steps(now)
-        forecasts = {id: ticket.forecast_ms for id, ticket in self._tickets.items()}
-        rows = yield from first_requests_view(self._core, forecasts, now, rows_max)
+        rows = yield from first_requests_view(self._core, self._known(), now, rows_max)
         return Picture(now, status, rows, len(home))
 
     def request(self, id: str, /) -> dict[str, object] | None:
         """One open request, or None."""
         ticket = self._tickets.get(id)
-        return request_view(self._core, id, {} if ticket is None else {id: ticket.forecast_ms}, self.now())
+        known = {} if ticket is None else {id: Known(ticket.forecast_ms, ticket.waits_there)}
+        return request_view(self._core, id, known, self.now())
+
+    def _known(self) -> dict[str, Known]:
+        return {id: Known(ticket.forecast_ms, ticket.waits_there) for id, ticket in self._tickets.items()}
 
     def cancel(self, id: str, /) -> bool:
         """Ends a request by hand, waiting or running. False when there is no such request."""

@@ -174,6 +174,7 @@ class Ticket:
     #: Why the running request must end, once the driver has cut it.
     cut: CutKind | None = None
     is_orphaned: bool = False  # it was cut because its engine died or was reset
+    waits_there: bool = False  # the machine of this turn's site has it, and says that it waits
     #: Called once when `cut` is set; it aborts the upstream connection.
     on_cut: Callable[[], None] | None = None
     _waiter: "asyncio.Future[Start] | None" = None  # created only for a ticket that has to wait; most do not
@@ -250,7 +251,7 @@ class Ticket:
         at the site that refused or failed it, if one is named."""
         if not self._ended:
             self.cut, self.is_orphaned = None, False
-            self._sent = False
+            self._sent = self.waits_there = False
             self.on_cut = None
             self.start = self._waiter = None
             parting, self._parting = self._parting, None

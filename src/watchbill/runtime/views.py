@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from types import MappingProxyType
+from typing import NamedTuple
 
 from watchbill import __version__
 from watchbill.catalog import ROTATION_LANE, Lane, WorkClass
@@ -30,6 +31,7 @@ from watchbill.steps import Steps
 from watchbill.units import format_millis
 
 __all__ = [
+    "Known",
     "Resident",
     "card_view",
     "constraint_view",
@@ -371,30 +373,38 @@ def _lane(
     }
 
 
-def requests_view(
-    core: Machine, forecasts: Mapping[str, int | None], now: int
-) -> Steps[list[dict[str, object]]]:
+class Known(NamedTuple):
+    """What only the ticket of a request knows."""
+
+    forecast_ms: int | None  # as promised at arrival
+    waits_there: bool  # another machine has it, and has not begun, or pauses
+
+
+_UNKNOWN = Known(None, False)
+
+
+def requests_view(core: Machine, known: Mapping[str, Known], now: int) -> Steps[list[dict[str, object]]]:
     """Every request, oldest first. Only the first ones have a current forecast. A step for each."""
-    return (yield from _listed(core, list(core.state.home), forecasts, now, FORECASTS_MAX))
+    return (yield from _listed(core, list(core.state.home), known, now, FORECASTS_MAX))
 
 
 def first_requests_view(
-    core: Machine, forecasts: Mapping[str, int | None], now: int, rows_max: int
+    core: Machine, known: Mapping[str, Known], now: int, rows_max: int
 ) -> Steps[list[dict[str, object]]]:
     """At most so many requests, for a screen: those that run, then those that came first. A step for each."""
     home = core.state.home
     running = [id for model in core.state.models.values() for id in model.running][:rows_max]
-    known = set(running)
-    waiting = islice((id for id in home if id not in known), rows_max - len(running))
-    return (yield from _listed(core, [*running, *waiting], forecasts, now, FORECASTS_ON_SCREEN_MAX))
+    begun = set(running)
+    waiting = islice((id for id in home if id not in begun), rows_max - len(running))
+    return (yield from _listed(core, [*running, *waiting], known, now, FORECASTS_ON_SCREEN_MAX))
 
 
 def _listed(
-    core: Machine, ids: Sequence[str], forecasts: Mapping[str, int | None], now: int, forecasts_max: int
+    core: Machine, ids: Sequence[str], known: Mapping[str, Known], now: int, forecasts_max: int
 ) -> Steps[list[dict[str, object]]]:
     found: list[dict[str, object]] = []
     for request_id in ids:
-        if (view := _request_view(core.state, request_id, forecasts, now)) is not None:
+        if (view := _request_view(core.state, request_id, known.get(request_id, _UNKNOWN), now)) is not None:
             found.append(view)
         yield
     found.sort(key=lambda v: (-_int(v["waited_ms"]), str(v["id"])))
@@ -406,10 +416,10 @@ def _listed(
 
 
 def request_view(
-    core: Machine, request_id: str, forecasts: Mapping[str, int | None], now: int
+    core: Machine, request_id: str, known: Mapping[str, Known], now: int
 ) -> dict[str, object] | None:
     """One request: where it is, why it waits, and when it would start by current knowledge."""
-    view = _request_view(core.state, request_id, forecasts, now)
+    view = _request_view(core.state, request_id, known.get(request_id, _UNKNOWN), now)
     if view is not None and view["state"] == "waiting":
         _look_closer(core, view, now)
     return view
@@ -436,9 +446,7 @@ def _starts_in_ms(core: Machine, request_id: str, now: int) -> int | None:
     return round(max(0.0, min(forecast.ms, waits_for.line.due_of(request_id) - now)))
 
 
-def _request_view(
-    state: State, request_id: str, forecasts: Mapping[str, int | None], now: int
-) -> dict[str, object] | None:
+def _request_view(state: State, request_id: str, known: Known, now: int) -> dict[str, object] | None:
     model = state.home.get(request_id)
     if model is None:
         return None
@@ -454,18 +462,20 @@ def _request_view(
         "priority": request.priority,
         "state": "running" if running else "waiting",
         "position": None if running else model.line.position(request_id),
-        "reason": _running_reason(model.serving, request)
+        "reason": _running_reason(model.serving, request, known)
         if running
         else _waiting_reason(state, model, request_id, now),
         "waited_ms": (running.since if running else now) - request.arrived_at,
         "ran_ms": now - running.since if running else None,
-        "forecast_ms": forecasts.get(request_id),  # as promised at arrival
+        "forecast_ms": known.forecast_ms,
         "starts_in_ms": None,
         "due_ms": None if running else model.line.due_of(request_id) - now,
     }
 
 
-def _running_reason(model: ModelState, request: Request) -> str:
+def _running_reason(model: ModelState, request: Request, known: Known) -> str:
+    if known.waits_there:
+        return f"it waits at {model.spec.site}"
     beside = f", with {', '.join(request.companions)} beside it" if request.companions else ""
     return f"{model.name} is answering it{beside}"
 

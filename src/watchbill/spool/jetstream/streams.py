@@ -37,6 +37,7 @@ CONSUMER = "workers"
 _NOT_FOUND, _STREAM_IN_USE = frozenset({10059, 10014}), 10058
 _PLAIN = re.compile(r"[A-Za-z0-9_+-]+(?:\.[A-Za-z0-9_+-]+)*", re.ASCII)
 _SECOND = 1_000_000_000
+_ALONE: dict[str, Any] = {}  # what the only server says of its cluster
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +95,8 @@ class Streams:
 
     async def servers_behind(self, link: Link) -> list[str]:
         """The servers of a cluster that keep no copy of new events now."""
-        told = (await link.api(f"STREAM.INFO.{self.name}")).get("cluster") or {}
-        copies = told.get("replicas") or []
+        info = await link.api(f"STREAM.INFO.{self.name}")
+        copies: list[dict[str, Any]] = (info.get("cluster") or _ALONE).get("replicas") or []
         return sorted(str(each["name"]) for each in copies if each.get("offline") or not each.get("current"))
 
     async def _ensure_stream(self, link: Link, stream: str, kind: str, config: Mapping[str, Any]) -> None:
