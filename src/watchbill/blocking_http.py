@@ -15,7 +15,7 @@ _WORDS = {
     errno.ECONNREFUSED: "connection refused: nothing listens there",
     errno.ECONNRESET: "it hung up",
     errno.EPIPE: "it hung up",
-    errno.ENETUNREACH: "no network leads there; is this machine online?",
+    errno.ENETUNREACH: "no network leads there: check whether this machine is online",
     errno.EHOSTUNREACH: "that machine cannot be reached; is it on?",
     errno.ETIMEDOUT: "no answer in time",
 }
@@ -41,7 +41,7 @@ def reason_of(error: Exception) -> str:
     if isinstance(error, ssl.SSLError):
         return "it does not speak TLS; try http:// instead of https://"
     if isinstance(error, socket.gaierror):
-        return "no such host is known; is the name right, and this machine online?"
+        return "no such host is known: check the name, and whether this machine is online"
     if isinstance(error, TimeoutError):
         return "no answer in time"
     if isinstance(error, http.client.RemoteDisconnected | http.client.IncompleteRead):
