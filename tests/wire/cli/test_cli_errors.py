@@ -376,7 +376,10 @@ def test_words_of_ollama_mean_the_commands_they_mean_there(alone):
 @pytest.mark.parametrize(
     ("url", "told"),
     [
-        ("http://nosuch.invalid:8470", "no such host is known: check the name, and whether this machine is online"),
+        (
+            "http://nosuch.invalid:8470",
+            "no such host is known: check the name, and whether this machine is online",
+        ),
         ("https://127.0.0.1:{port}", "it does not speak TLS; try http:// instead of https://"),
     ],
 )
