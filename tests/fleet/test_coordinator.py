@@ -1148,8 +1148,9 @@ def test_a_retry_behind_one_that_makes_its_fan_out_anew_is_obeyed(rig: Rig) -> N
     assert [issued.count(task) for task in ("scan", "each_a", "each_b")] == [2, 2, 2]
 
 
-def test_an_answer_that_was_given_before_a_retry_is_obeyed_before_it(rig: Rig) -> None:
-    """PLAN-07, FLEET-10: the retry took the fan-out back, and the answer was refused although it had been taken."""
+@pytest.mark.parametrize("is_first", [True, False], ids=["before", "behind"])
+def test_an_approval_beside_a_retry_that_makes_the_fan_out_anew_counts(rig: Rig, is_first: bool) -> None:
+    """PLAN-07, FLEET-10: the retry took the fan-out back, and the approval was refused although it had been taken."""
     rig.submit("b1", "p", FAN_OUT)
     manifest = rig.root / places.batch_folder("p", "b1") / "manifest.json"
     manifest.parent.mkdir(parents=True)
@@ -1159,11 +1160,17 @@ def test_an_answer_that_was_given_before_a_retry_is_obeyed_before_it(rig: Rig) -
         for name, slip in rig.claim():
             rig.report(name, End.NEEDS_APPROVAL if slip.task == "each_b" else End.DONE)
     [asked] = questions_of(_ledger(rig))
-    answer(rig.disk, Answer("1", "b1", "p", Verdict.APPROVE, {asked.task: asked.digest}, "me"))
+    approval = Answer("1" if is_first else "3", "b1", "p", Verdict.APPROVE, {asked.task: asked.digest}, "me")
+    answer(rig.disk, approval)
     ask_to_reopen(rig.disk, Reopening("2", "b1", "p", ("scan",)))
-    _work_on(rig, 10)
+    approved: list[str] = []
+    for now_ms in range(10, 16):
+        rig.brain.turn(now_ms)
+        for name, slip in rig.claim():
+            approved += [slip.approved] if slip.task == "each_b" else []
+            rig.report(name)
     assert rig.disk.names(places.REFUSED) == []
-    assert [entry["task"] for entry in rig.counted("b1") if entry["e"] == "approve"] == ["each_b"]
+    assert approved == [asked.digest]
     assert rig.counted("b1")[-1]["outcome"] == "complete"
 
 

@@ -168,17 +168,22 @@ def entries_of(ledger: Ledger, given: Answer) -> Iterator[Entry]:
     another question than the one that is open.
     """
     for task, digest in given.tasks.items():
+        if given.verdict is Verdict.APPROVE and ledger.is_to_come(task):
+            continue
         if task not in ledger or ledger.tasks_of(task):
             raise OursError(f"{ledger.batch} has no task {task!a}")
         if digest != question_of(ledger, task).digest:
             hint = "look at it again: watchbill plan approve"
             raise OursError(f"{task} of {ledger.batch} is not what the answer is about", hint=hint)
-    waiting = [task for task in given.tasks if ledger.phase(task) is Phase.MANUAL]
+    waiting = [task for task in given.tasks if task in ledger and ledger.phase(task) is Phase.MANUAL]
     if ledger.outcome is not None and given.id not in ledger.requests and waiting:
         yield Reopen(given.id, tuple(waiting), ledger.inputs, ledger.priority, ledger.goal)
     for task, digest in given.tasks.items():
-        if task not in ledger:
-            continue  # the items of its fan-out are read anew: it is asked about again if it is among them
+        if task not in ledger:  # the items of its fan-out are read anew
+            if given.verdict is Verdict.APPROVE and ledger.is_to_come(task):
+                # The agent compares the digest: it counts when the task is there again, and is what it was.
+                yield Approve(task, given.who, digest)
+            continue
         if ledger.phase(task) is Phase.MANUAL or (task in waiting and ledger.phase(task) is Phase.READY):
             if given.verdict is Verdict.APPROVE:
                 yield Approve(task, given.who, digest)

@@ -350,6 +350,9 @@ class Ledger:
                 return self._end(entry)
             case Fail() if entry.task in self.expandable:
                 return self._give_up(entry)
+            case Approve() if self.is_to_come(entry.task):
+                self._approve(entry)
+                return Effect()
             case _:
                 return self._move(entry)
 
@@ -520,9 +523,7 @@ class Ledger:
                 self._hold(entry, state)
             case Approve():
                 state.losses, state.held = 0, None
-                self.approved[entry.task] = entry.digest
-                if self.again:  # this round was begun for other tasks; a person has asked for this one, too
-                    self.again |= {entry.task}
+                self._approve(entry)
                 if before is Phase.MANUAL:
                     self._graph.release(entry.task)
                     effect.ready.append(entry.task)
@@ -535,6 +536,11 @@ class Ledger:
                 state.tail = f"denied by {entry.who}{said}"
                 return _effect(self._graph.fail(entry.task), effect)
         return effect
+
+    def _approve(self, entry: Approve) -> None:
+        self.approved[entry.task] = entry.digest
+        if self.again:  # this round was begun for other tasks; a person has asked for this one, too
+            self.again |= {entry.task}
 
     def _refuse_another_token(self, entry: "_AboutOne", state: TaskState) -> None:
         if isinstance(entry, Issue):
