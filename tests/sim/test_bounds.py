@@ -1,5 +1,6 @@
 """Bounds and forecasts where several models, or several tries, stand before a request."""
 
+import random
 from collections.abc import Callable
 from dataclasses import replace
 from typing import cast
@@ -701,6 +702,34 @@ def test_a_turn_that_comes_too_late_for_its_request_lets_an_equals_line_be_serve
     world.at(11_500, lambda: world.arrive("B", 500, lane="chat"))
     world.run(60_000)
     assert [caller.outcome for caller in people] == ["answered"] * len(people)
+    assert not world.judge.broken
+
+
+def test_room_that_was_made_for_a_lower_class_is_not_taken_from_it_again_and_again(
+    world_of: WorldOf, model: ModelOf
+) -> None:
+    """RES-11: its plan waited for another load to end, and people's models took its room and were closed for it again:
+    41 times in five minutes, in which it was never loaded."""
+    lanes = {"chat": Lane("chat"), "work": lane("work", WorkClass.NORMAL, 60_000)}
+    people = [model(name, 6) for name in "ABCDEFG"]
+    world = world_of(model("big", 12), *people, lanes=lanes, load_ms=1_500, known_service_ms=600)
+    draw = random.Random(1)
+
+    def ask(name: str, into: str, work_ms: int, think_ms: int) -> None:
+        def again(_: object = None) -> None:
+            at = world.now + draw.uniform(0.3, 1.7) * think_ms
+            world.at(at, lambda: world.arrive(name, work_ms, lane=into, then=again))
+
+        again()
+
+    for each in people:
+        ask(each.name, "chat", 600, 4_000)
+    ask("big", "work", 1_500, 3_000)
+    world.run(150_000)
+    drops = [note for _, note in world.journal if (note.model, note.event) == ("big", m.JournalEvent.UNPLAN)]
+    loads = world.tally.loads_by_model.get("big", 0)
+    assert loads >= 1
+    assert len(drops) <= 3 * (loads + 1)
     assert not world.judge.broken
 
 

@@ -121,7 +121,8 @@ class ModelState(CandidateState):
         self.whole_turns = WHOLE_TURNS  # since one was cut short
         # -- the way in and out
         self.clear_since: int | None = None  # since when nothing is in the way of its plan
-        self.plan_for = self.name  # its own plan, or that of a set
+        #: Its own plan, or that of a set; and whether others were closed for it.
+        self.plan_for, self.plan_costs = self.name, False
         self.leaving_for = ""  # the model that replaces it
         self.leaving_why: Reason | str = ""
         self.aborts = self.reversals = 0

@@ -457,7 +457,7 @@ class Rate:
         hung = yielding(state, target, now)
         leaving += hung
         leaving += [s for s in state.in_stage(Stage.LOADING) if self._may_abort(s, target, now, hung)]
-        leaving += [s for s in idle_plans if s not in target.members and target.rank(now) < s.rank(now)]
+        leaving += [s for s in idle_plans if s not in target.members and self._may_drop(s, target, now)]
         if not leaving:
             return None  # the common case under load: every model is busy with work of the same class
         victims = cover(short, leaving, lambda s: self._momentum(s, target, now))
@@ -516,6 +516,14 @@ class Rate:
         return [s for s in movable(state, target) if (s.has_lingered(now) if rotation else s.has_paused(now))]
 
     @staticmethod
+    def _may_drop(model: ModelState, target: Candidate, now: int) -> bool:
+        """Whether a plan makes room for a better class or priority. Where others were closed for it, only for a better
+        class, and no more often than a load may be aborted: they are loaded again, and closed for it again."""
+        if not model.plan_costs:
+            return target.rank(now) < model.rank(now)
+        return target.top_class() < min(model.plan_class, model.top_class()) and model.aborts < ABORTS_MAX
+
+    @staticmethod
     def _may_abort(
         model: ModelState, target: Candidate, now: int, counted: Sequence[ModelState] = ()
     ) -> bool:
@@ -534,10 +542,7 @@ def _weight_waiting(state: State, target: Candidate) -> float:
 
 
 def _idle_plans(state: State) -> list[ModelState]:
-    """The plans that only wait for another load to end, and make room for a better class or priority.
-
-    Nothing was stopped or loaded for them, so nothing is lost.
-    """
+    """The plans that only wait for another load to end. Nothing leaves for them any more, and nothing was loaded."""
     loading, left_for = state.in_stage(Stage.LOADING), {s.leaving_for for s in state.managed}
     return [
         s

@@ -170,7 +170,7 @@ class Residency:
         sleeping = self._may_sleep(plan)
         for model in target.arriving:  # one model, or all absent members of a set: together or not at all
             model.plan_order, model.plan_class = self._state.plans_made, target.top_class()
-            model.plan_for = target.name
+            model.plan_for, model.plan_costs = target.name, bool(plan.victims)
             self.enter(model, Move.PLAN, now)
         target.is_under_way = target.is_set
         if plan.victims and any(map(_writes, target.arriving)):
@@ -227,6 +227,7 @@ class Residency:
         target, plan = (why.target, why.kind) if isinstance(why, Swapped) else ("", None)
         model.left = cause
         if model.stage is Stage.PLANNED:
+            model.aborts += bool(target) and model.plan_costs
             self.unplan(model, now, why)
         if model.stage is Stage.ASLEEP:
             model.leaving_for = target
