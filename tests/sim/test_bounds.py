@@ -660,7 +660,7 @@ def test_a_request_that_went_back_to_its_line_is_told_no_bound_that_it_did_not_r
     world.feed(m.MaintenanceAsked(1, "gpu:0", True, "drivers"))
     world.run(200_000)
     (told,) = refused
-    assert "together" not in told.message and "last wait" in told.message
+    assert "together" not in told.message and "since it went back to its line" in told.message
 
 
 @pytest.mark.parametrize(("came_at", "patience_ms"), [(6_000, 12_000), (7_000, 10_000)])

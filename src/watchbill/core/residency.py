@@ -168,9 +168,10 @@ class Residency:
         self._state.plans_made += 1
         target = plan.target
         sleeping = self._may_sleep(plan)
+        costs = any(victim.stage is not Stage.PLANNED for victim in plan.victims)
         for model in target.arriving:  # one model, or all absent members of a set: together or not at all
             model.plan_order, model.plan_class = self._state.plans_made, target.top_class()
-            model.plan_for, model.plan_costs = target.name, bool(plan.victims)
+            model.plan_for, model.plan_costs = target.name, costs
             self.enter(model, Move.PLAN, now)
         target.is_under_way = target.is_set
         if plan.victims and any(map(_writes, target.arriving)):
