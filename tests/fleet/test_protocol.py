@@ -128,7 +128,7 @@ def test_a_coordinator_that_accepts_any_token_breaks_a_law(monkeypatch: pytest.M
 
 
 def test_a_coordinator_that_acts_before_it_writes_breaks_a_law(monkeypatch: pytest.MonkeyPatch) -> None:
-    def act_first(self: Any, now_ms: int) -> int:
+    def act_first(self: Any) -> int:
         self._acts.carry_out()
         return self._active.write()
 
@@ -140,7 +140,7 @@ def test_a_coordinator_that_acts_before_it_writes_breaks_a_law(monkeypatch: pyte
 def test_a_coordinator_that_does_not_look_before_it_acts_breaks_a_law(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def blind(self: Any, now_ms: int) -> int:
+    def blind(self: Any) -> int:
         written = self._active.write()
         self._acts.carry_out()
         return written
