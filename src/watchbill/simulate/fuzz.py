@@ -33,7 +33,7 @@ from watchbill.simulate.tenants import schedule_leases
 from watchbill.simulate.world import Faults, World
 from watchbill.units import Bytes, Millis
 
-__all__ = ["TROUBLE_MS", "contended_world", "random_world", "run_out"]
+__all__ = ["TROUBLE_MS", "contended_world", "limited_world", "random_world", "run_out"]
 
 #: How long faults happen, and how long traffic lasts.
 TROUBLE_MS = 90_000
@@ -162,6 +162,47 @@ def contended_world(seed: int, *, policy: str = "rate", alpha: float = 1.0, know
                 work = draw.lognormvariate(0, 0.6) * service
                 world.at(when, lambda m=model, w=work, lane=lane: _ask(world, m, w, lane, ()))
                 when += draw.expovariate(1 / every)
+    return world
+
+
+def limited_world(seed: int) -> World:
+    """A world of limited lanes: in most of them only so many requests may run at once, over models of which not all
+    fit, with long and short loads and answers. Nothing fails."""
+    draw = random.Random(f"limited {seed}")
+    room = draw.choice((1, 1, 2))
+    device = Device("gpu:0", capacity=Bytes(room * 10 * GB))
+    models = [
+        Model(
+            f"m{i}", "scripted", memory={"gpu:0": Bytes(10 * GB)}, devices=("gpu:0",),
+            concurrency=draw.choice((1, 2, 4)), priority=draw.choice((1, 3, 3, 3, 5)),
+        )
+        for i in range(room + draw.randint(0, 3))
+    ]  # fmt: skip
+    classes = (WorkClass.INTERACTIVE, WorkClass.NORMAL, WorkClass.BACKGROUND)
+    lanes = {
+        f"lane-{i}": Lane(
+            f"lane-{i}",
+            draw.choice(classes),
+            max_wait_ms=Millis(draw.choice((20_000, 40_000, 120_000))),
+            timeout_ms=Millis(60_000),
+            concurrency=draw.choice((None, 1, 1, 2, 3)),
+        )
+        for i in range(draw.randint(1, 3))
+    }
+    engines = {"scripted": EngineRules("scripted", "scripted")}
+    catalog = Catalog({"gpu:0": device}, engines, {m.name: m for m in models}, lanes, PolicyRules())
+    truth = {
+        m.name: TrueModel(m.name, draw.choice((300, 1_000, 3_000, 8_000)), m.memory, slowdown=0.3)
+        for m in models
+    }
+    told = {name: _guess(draw, true) for name, true in truth.items()}
+    faults = Faults(jitter=(0.7, 1.4))
+    world = World(catalog, truth, {"gpu:0": room * 10 * GB}, seed=seed, faults=faults, known=told)
+    for model in models:
+        for lane in draw.sample(sorted(lanes), draw.randint(1, len(lanes))):
+            times = (draw.choice((50, 200, 500, 2_000, 8_000)), draw.choice((5, 500, 3_000, 10_000)))
+            for _ in range(draw.choice((1, 1, 2, 4))):
+                _loop(world, model, lane, times)
     return world
 
 

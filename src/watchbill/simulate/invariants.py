@@ -87,9 +87,9 @@ class Judge:
         self._hung: dict[tuple[str, int], list[float]] = {}
         self._stalled: dict[tuple[str, int], list[float]] = {}  # the same for answers that stop in the middle
         self._met: set[frozenset[str]] = set()  # models of one group that a reload found in memory together
-        self.waits = Waits(world, self.say)
         self._late_loads = LateLoads(world, self.say)
         self._limited_lanes = LimitedLanes(world, self.say)
+        self.waits = Waits(world, self.say, self._limited_lanes.is_full)
 
     def say(self, law: str, detail: str) -> None:
         """Records a breach."""

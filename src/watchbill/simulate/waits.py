@@ -7,8 +7,9 @@ see.
 - **class**: a model that waits for a higher class than its place is used for gets the place after a bounded time,
   however fast the lower class is served.
 - **priority**: of the models of one class that wait for a place, a better priority is loaded first, unless the other
-  model's request would run out of patience.
-- **idle memory**: a model that is needed, and for which there is room, is loaded at once.
+  model's request would run out of patience, or all places of the lanes are taken that the better one is needed for.
+- **idle memory**: a model that is needed, and for which there is room, is loaded at once, unless one on several devices
+  waits for this place, too, and for no lower class: the place may be kept until the others are free.
 """
 
 from collections.abc import Callable, Mapping
@@ -52,8 +53,11 @@ class Seen(Protocol):
 class Waits:
     """Follows every wait for a place."""
 
-    def __init__(self, world: Seen, say: Callable[[str, str], None]) -> None:
+    def __init__(
+        self, world: Seen, say: Callable[[str, str], None], is_lane_full: Callable[[str], bool]
+    ) -> None:
         self._world, self.say = world, say
+        self._is_lane_full = is_lane_full
         self._behind: dict[
             str, tuple[int, float]
         ] = {}  # waiting model -> attempt of the occupant, since when
@@ -71,8 +75,15 @@ class Waits:
         mine = self._rank(name)
         for other in self._waiting():
             rank = self._rank(other)
-            if self._places.get(other) == self._places[name] and rank[0] == mine[0] and rank < mine:
+            is_rival = self._places.get(other) == self._places[name] and not self._finds_lanes_full(other)
+            if is_rival and rank[0] == mine[0] and rank < mine:
                 self.say("a worse priority was loaded first", f"{name} {mine} before {other} {rank}")
+
+    def _finds_lanes_full(self, name: str) -> bool:
+        """Whether none of those that wait for it could start, however fast it came."""
+        callers = self._world.open.values()
+        lanes = {c.request.lane for c in callers if c.state is CallerState.WAITING and c.served_by == name}
+        return all(map(self._is_lane_full, lanes))
 
     def look(self, closed: set[str], planned: set[str]) -> None:
         """Checks every waiting model, after a step."""
@@ -113,6 +124,7 @@ class Waits:
         world, place = self._world, self._places[name]
         promised = any(world.catalog.models[other].memory.get(place) for other in planned)
         promised |= any(caller.beside for caller in world.open.values())  # its place may be kept for a set
+        promised |= any(self._rank(other)[0] <= self._rank(name)[0] for other in self._on_several(place))
         if promised or self._occupant(place) is not None:
             self._free.pop(name, None)
         elif world.now - self._free.setdefault(name, world.now) > IDLE_SLACK_MS:
@@ -121,10 +133,18 @@ class Waits:
 
     def _waiting(self) -> list[str]:
         """The models of these places that are needed and not in memory."""
-        names = {
-            c.served_by for c in self._world.open.values() if c.state is CallerState.WAITING and not c.beside
-        }
-        return sorted(n for n in names if n in self._places and self._world.engines[n].power is Power.OFF)
+        return sorted(name for name in self._needed() if name in self._places)
+
+    def _on_several(self, place: str) -> list[str]:
+        """The models on this and other devices that are needed and not in memory."""
+        truth = self._world.truth
+        return [n for n in self._needed() if n not in self._places and truth[n].memory.get(place)]
+
+    def _needed(self) -> set[str]:
+        """The models that requests wait for and that are not in memory."""
+        callers = self._world.open.values()
+        names = {c.served_by for c in callers if c.state is CallerState.WAITING and not c.beside}
+        return {name for name in names if self._world.engines[name].power is Power.OFF}
 
     def _rank(self, name: str) -> tuple[WorkClass, int]:
         """The class and the aged priority of the request that a model would serve first."""
