@@ -24,22 +24,18 @@ from watchbill.engines.statuses import Said, said_by
 from watchbill.engines.upstream import Call, FailureKind, Outgoing, Upstream, UpstreamFailed, is_timeout
 from watchbill.errors import (
     Cancelled,
-    DeviceUnreadable,
-    DiskFailed,
     EngineFailed,
-    InMaintenance,
     NoLease,
-    NoMemory,
     Preempted,
     RunTimeout,
     ShuttingDown,
     TheirsError,
     TierClosed,
-    WaitExceeded,
 )
 from watchbill.gateway.answers import EngineRefused, is_of_the_site, let_go, verdict
 from watchbill.gateway.capture import Tap
 from watchbill.gateway.charging import Charge, Charging
+from watchbill.gateway.far_errors import FAR_REFUSALS
 from watchbill.gateway.forced_calls import ForcedCall
 from watchbill.gateway.limits import HEADERS_HELD_MS, KEEP_ALIVE_COMMENT_MS, RESUME_WAIT_MS
 from watchbill.gateway.meters import TokenCount
@@ -68,10 +64,6 @@ _WAITS = b": queued"
 _STREAM_END = b"data: [DONE]"
 #: An attempt failed, and no turn has its number.
 _ANY_ATTEMPT = -1
-#: What another Watchbill says where a request could not start there in time, or its model cannot be loaded now.
-_FAR_REFUSALS: dict[str, type[TheirsError]] = {
-    error.code: error for error in (WaitExceeded, DiskFailed, InMaintenance, NoMemory, DeviceUnreadable)
-}
 #: What the caller is told of a cut that ends its request.
 _CUTS: dict[CutKind, type[TheirsError]] = {
     CutKind.PREEMPTED: Preempted,
@@ -445,7 +437,7 @@ class Relay(AbstractContextManager["Relay", None]):
     def check_far(self, said: object) -> None:
         """Raises the refusal of another Watchbill as one of this machine: later the request may be served there."""
         start, told = self._start, object_of(object_of(said).get("error"))
-        kind = _FAR_REFUSALS.get(str(told.get("code")))
+        kind = FAR_REFUSALS.get(str(told.get("code")))
         if self._is_far and start is not None and kind is not None:
             self.finish(ok=None)
             text = f"{start.site}: {told.get('message')}"[:ERROR_BYTES_MAX]

@@ -20,19 +20,9 @@ import msgspec
 from watchbill.decodable import json_decoder
 from watchbill.engines.connection import Outgoing
 from watchbill.engines.sse import DONE, EventReader, EventTooLarge, WholeEvents
-from watchbill.errors import (
-    DeviceUnreadable,
-    DiskFailed,
-    EngineFailed,
-    InMaintenance,
-    ModelFailed,
-    NoLease,
-    NoMemory,
-    Preempted,
-    ShuttingDown,
-    WaitExceeded,
-)
+from watchbill.errors import EngineFailed, NoLease
 from watchbill.gateway.body import encode
+from watchbill.gateway.far_errors import FAR_BREAKS
 from watchbill.gateway.limits import RESUME_TEXT_CHARS_MAX, RESUME_TOKENS_MAX
 from watchbill.gateway.typed import is_count, object_of
 from watchbill.gateway.wire import NO_STREAM, decode_fields
@@ -51,15 +41,6 @@ _IN_THE_WAY = (
 )  # fmt: skip
 _LIMITS = ("max_tokens", "max_completion_tokens", "n_predict")
 _SENTENCE_ENDS = (".", "!", "?", "…", "\n", "。", "！", "？")
-#: Errors by which another Watchbill ends an answer that goes on elsewhere, or there a little later: its engine died, or
-#: it does not get its model back into memory after a pause.
-_BREAKS = frozenset(
-    error.code
-    for error in (
-        EngineFailed, Preempted, ShuttingDown, DiskFailed, InMaintenance, NoMemory, ModelFailed, DeviceUnreadable,
-        WaitExceeded,
-    )
-)  # fmt: skip
 #: What may stand behind the end of a sentence and still belongs to it.
 _CLOSING = " \"'”’)]*_"
 
@@ -190,7 +171,7 @@ class Resumption:
         told = object_of(error)
         code = told.get("code")
         self.has_lost_lease = code == NoLease.code and (self.can_go_on or not self._parts)
-        if self.has_lost_lease or (code in _BREAKS and self.can_go_on and self.has_advanced):
+        if self.has_lost_lease or (code in FAR_BREAKS and self.can_go_on and self.has_advanced):
             self.broken_by = str(told.get("message") or code)
         return bool(self.broken_by)
 
