@@ -50,9 +50,8 @@ class Facts:
     context: int
     slots: int
     engine: str  # the driver, and what its tables set
-    command: tuple[
-        str, ...
-    ]  # the arguments, or the whole command, and the variables, with which it is started
+    #: The arguments, or the whole command, and the variables, with which it is started.
+    command: tuple[str, ...]
     devices: tuple[str, ...]
     #: A short name for exactly these facts. Computed once: it is looked up for every answered request.
     key: str = field(init=False, repr=False, compare=False)

@@ -840,9 +840,7 @@ def test_a_retry_keeps_the_items_of_a_batch_in_which_the_fan_out_that_follows_th
 ) -> None:
     """PLAN-05, PLAN-07: what failed stays failed, what follows it is skipped, and the batch goes on and ends."""
     rig.submit("b1", "p", FOLLOWED)
-    manifest = rig.root / places.batch_folder("p", "b1") / "manifest.json"
-    manifest.parent.mkdir(parents=True)
-    manifest.write_text('{"items": [{"id": "a", "n": 1}, {"id": "b", "n": 2}]}')
+    _make_two_items(rig)
     _work_on(rig, 0, failing="mid")
     ask_to_reopen(rig.disk, Reopening("r1", "b1", "p", ("x",)))
     _work_on(rig, 100)
@@ -1135,9 +1133,7 @@ def test_a_retry_behind_one_that_makes_its_fan_out_anew_is_obeyed(rig: Rig) -> N
     """PLAN-07: `plan retry` had said that the task will run; the coordinator refused it as one that the batch does not
     have, in a file that nobody looks at."""
     rig.submit("b1", "p", FAN_OUT)
-    manifest = rig.root / places.batch_folder("p", "b1") / "manifest.json"
-    manifest.parent.mkdir(parents=True)
-    manifest.write_text('{"items": [{"id": "a", "n": 1}, {"id": "b", "n": 2}]}')
+    _make_two_items(rig)
     _work_on(rig, 0)
     for request, task in (("r1", "scan"), ("r2", "each_b"), ("r3", "each_a"), ("r4", "each_b")):
         ask_to_reopen(rig.disk, Reopening(request, "b1", "p", (task,)))
@@ -1152,13 +1148,8 @@ def test_a_retry_behind_one_that_makes_its_fan_out_anew_is_obeyed(rig: Rig) -> N
 def test_an_approval_beside_a_retry_that_makes_the_fan_out_anew_counts(rig: Rig, is_first: bool) -> None:
     """PLAN-07, FLEET-10: the retry took the fan-out back, and the approval was refused although it had been taken."""
     rig.submit("b1", "p", FAN_OUT)
-    manifest = rig.root / places.batch_folder("p", "b1") / "manifest.json"
-    manifest.parent.mkdir(parents=True)
-    manifest.write_text('{"items": [{"id": "a", "n": 1}, {"id": "b", "n": 2}]}')
-    for now_ms in range(4):
-        rig.brain.turn(now_ms)
-        for name, slip in rig.claim():
-            rig.report(name, End.NEEDS_APPROVAL if slip.task == "each_b" else End.DONE)
+    _make_two_items(rig)
+    _work_on(rig, 0, asking="each_b")
     [asked] = questions_of(_ledger(rig))
     approval = Answer("1" if is_first else "3", "b1", "p", Verdict.APPROVE, {asked.task: asked.digest}, "me")
     answer(rig.disk, approval)
@@ -1177,13 +1168,8 @@ def test_an_approval_beside_a_retry_that_makes_the_fan_out_anew_counts(rig: Rig,
 def test_a_task_that_waits_for_a_person_still_does_after_two_retries_of_others(rig: Rig) -> None:
     """PLAN-07: the second one comes before the first has made the items anew; nobody has let the task run again."""
     rig.submit("b1", "p", f"{FAN_OUT}### x\n- **command**: `true`\n")
-    manifest = rig.root / places.batch_folder("p", "b1") / "manifest.json"
-    manifest.parent.mkdir(parents=True)
-    manifest.write_text('{"items": [{"id": "a", "n": 1}, {"id": "b", "n": 2}]}')
-    for now_ms in range(4):
-        rig.brain.turn(now_ms)
-        for name, slip in rig.claim():
-            rig.report(name, End.NEEDS_APPROVAL if slip.task == "each_b" else End.DONE)
+    _make_two_items(rig)
+    _work_on(rig, 0, asking="each_b")
     ask_to_reopen(rig.disk, Reopening("r1", "b1", "p", ("scan",)))
     rig.brain.turn(100)
     ask_to_reopen(rig.disk, Reopening("r2", "b1", "p", ("x",)))
@@ -1218,12 +1204,19 @@ def _ledger(rig: Rig) -> Ledger:
     return ledger
 
 
-def _work_on(rig: Rig, now_ms: int, failing: str = "") -> None:
-    """Turns in which all that is offered is done, but for one task that fails."""
+def _make_two_items(rig: Rig) -> None:
+    manifest = rig.root / places.batch_folder("p", "b1") / "manifest.json"
+    manifest.parent.mkdir(parents=True)
+    manifest.write_text('{"items": [{"id": "a", "n": 1}, {"id": "b", "n": 2}]}')
+
+
+def _work_on(rig: Rig, now_ms: int, *, failing: str = "", asking: str = "") -> None:
+    """Turns in which all that is offered is done, but for one task that fails, and one that asks for an approval."""
+    ends = {failing: End.FAILED, asking: End.NEEDS_APPROVAL}
     for moment in range(now_ms, now_ms + 6):
         rig.brain.turn(moment)
         for name, slip in rig.claim():
-            rig.report(name, End.FAILED if slip.task == failing else End.DONE)
+            rig.report(name, ends.get(slip.task, End.DONE))
 
 
 def _fault(*_args: object) -> None:
