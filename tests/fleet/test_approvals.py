@@ -8,12 +8,21 @@ import pytest
 from support.eventually import wait_until
 from support.fleet_rig import FleetRig
 from watchbill import cli
+from watchbill.cli import limits
 from watchbill.fleet.folder import places
 from watchbill.fleet.folder.disk import FolderDisk
+from watchbill.fleet.folder.requests import Reopening, ask_to_reopen, refusal_of
+from watchbill.fleet.state.approving import Answer, Verdict, answer, question_of
 from watchbill.fleet.state.ledger import Ledger, Phase
 from watchbill.fleet.state.reading import Follower, find_batch
 
 ASK = 'ask = ["touch *"]\n'
+
+
+@pytest.fixture(autouse=True)
+def coordinator_that_only_turns_for_the_test(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commands do not wait for it to read their requests."""
+    monkeypatch.setattr(limits, "CLI_ANSWER_S", 0)
 
 
 def task(name: str, command: str, *keys: str) -> str:
@@ -229,3 +238,28 @@ def test_a_request_that_was_written_by_hand_for_something_else_is_refused(rig: F
     wait_until(lambda: not rig.turn() and not list(inbox.iterdir()))
     assert len(list((rig.root / places.REFUSED).glob("*.approve"))) == 6
     assert ledger(rig).phase("asks") is Phase.MANUAL and rig.entries("b1", "approve") == []
+
+
+def test_an_answer_behind_a_request_that_runs_the_task_again_counts_or_is_refused(
+    rig: FleetRig, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """PLAN-07, FLEET-10: the commands said that the task will run, or not, and it asked again."""
+    asking(rig, AFTER)
+    ask_to_reopen(FolderDisk(rig.root), Reopening("1", "b1", "p", ("asks",)))
+    told = run(rig, capsys, "plan", "deny", "asks", code=2)
+    assert "asks of b1 is about to run again, as somebody asked before" in told
+    run(rig, capsys, "plan", "approve", "asks")
+    wait_until(lambda: is_at(rig, "asks", Phase.COMPLETE))
+    assert len(rig.entries("b1", "hold")) == 1
+
+
+def test_an_answer_that_came_too_late_is_refused(rig: FleetRig, capsys: pytest.CaptureFixture[str]) -> None:
+    """FLEET-10: of two people who answer at the same time one is told that the other was first."""
+    asking(rig, AFTER)
+    disk = FolderDisk(rig.root)
+    question = question_of(ledger(rig), "asks")
+    for who, verdict in (("a", Verdict.DENY), ("b", Verdict.APPROVE), ("c", Verdict.DENY)):
+        answer(disk, Answer(who, "b1", "p", verdict, {"asks": question.digest}, who))
+    wait_until(lambda: is_at(rig, "asks", Phase.FAILED))
+    assert "asks of b1 is failed, and waits for nobody any more" in refusal_of(disk, "b1.b.approve")
+    assert refusal_of(disk, "b1.c.approve") == ""

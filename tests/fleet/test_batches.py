@@ -9,9 +9,13 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 from support.eventually import PATIENCE_S, wait_until
 from support.fleet_folder import FleetFolder
 from support.stopping import stop
+from watchbill.cli.plan_asking import refuse_behind_another
+from watchbill.errors import OursError
 from watchbill.files.host import start_time
 from watchbill.fleet.folder import places
 from watchbill.fleet.folder.disk import FolderDisk
@@ -404,6 +408,18 @@ def test_a_corrected_plan_goes_on_where_the_old_one_stopped(fleet: FleetFolder) 
     assert (fleet.batch("words", batch) / "output" / "all").read_text() == "a hello\nb hello\nc hello\n"
     assert not (fleet.root / "brain" / "escalations" / f"{batch}.md").exists()
     assert fleet.summary("words", batch)["outcome"] == "complete"
+    made = fleet.batch("words", batch) / "results" / "b"
+    made.unlink()  # by hand: what made it runs again, and what depends on that
+    explained = json.loads(fleet.plan("resume", batch, "--explain", "--json").stdout)["tasks"]
+    assert explained["each_b"] == {
+        "kept": False,
+        "why": "produced",
+        "about": str(made.relative_to(fleet.root)),
+    }
+    assert [name for name, each in explained.items() if not each["kept"]] == ["each_b", "sum"]
+    assert fleet.plan("resume", batch).returncode == 0
+    assert fleet.wait(batch) == 0
+    assert (made.read_text(), runs.read_text()) == ("b hello\n", "x\n" * 6)
 
 
 def test_a_failed_task_is_retried_alone_while_the_others_stay_as_they_are(fleet: FleetFolder) -> None:
@@ -430,6 +446,32 @@ def test_a_failed_task_is_retried_alone_while_the_others_stay_as_they_are(fleet:
     ]
     refused = fleet.plan("retry", "nobody")
     assert refused.returncode == 2 and "no batch has a task nobody" in refused.stderr
+
+
+def test_of_two_people_who_go_on_with_a_batch_at_once_one_is_told_that_the_other_was_first(
+    fleet: FleetFolder,
+) -> None:
+    """PLAN-07: both were told that it goes on, and the coordinator refused one in a file that nobody looks at."""
+    fleet.write_plan("p", "### a\n- **command**: `sleep 1000`\n")
+    coordinator = fleet.start_coordinator()
+    batch, disk = fleet.submit("p"), FolderDisk(fleet.root)
+    wait_until(lambda: fleet.status(batch)["state"] == "running")
+    fleet.plan("cancel", batch)
+    assert fleet.wait(batch) == 1
+    coordinator.send_signal(signal.SIGSTOP)
+    resume = fleet.start("-m", "watchbill", "plan", "resume", batch, "--root", str(fleet.root))
+    wait_until(lambda: os.listdir(fleet.root / places.INBOX))
+    ask_to_reopen(disk, Reopening("0", batch, "p", ("a",)))
+    coordinator.send_signal(signal.SIGCONT)
+    assert resume.wait(PATIENCE_S) == 2
+    assert f"the coordinator has refused this: {batch} still runs" in fleet.log.read_text()
+    coordinator.kill()
+    coordinator.wait(PATIENCE_S)
+    mine, first = (ask_to_reopen(disk, Reopening(each, batch, "p", ("a",))) for each in "21")
+    refuse_behind_another(fleet.root, disk, batch, first)
+    with pytest.raises(OursError, match="as somebody asked before"):
+        refuse_behind_another(fleet.root, disk, batch, mine)
+    assert os.listdir(fleet.root / places.INBOX) == [first]
 
 
 def test_a_batch_that_waits_for_a_coordinator_is_not_to_be_submitted_again(fleet: FleetFolder) -> None:

@@ -391,6 +391,15 @@ def test_the_log_names_outcomes_as_the_journal_does(rig: Rig, caplog: pytest.Log
     assert not [line for line in lines if "Outcome." in line or "End." in line]
 
 
+def test_a_batch_has_a_summary_after_two_seconds(rig: Rig) -> None:
+    """PLAN-06: the first one came after half a minute."""
+    rig.submit("b1", "p", FAN_OUT)
+    rig.brain.turn(0)
+    rig.brain.turn(2_000)
+    summary = json.loads((rig.root / places.batch_folder("p", "b1") / "RUN_SUMMARY.json").read_text())
+    assert summary["outcome"] == "running"
+
+
 def test_a_manifest_that_never_comes_fails_the_task_with_its_line(rig: Rig) -> None:
     """PLAN-04."""
     rig.submit("b1", "p", FAN_OUT)

@@ -13,11 +13,12 @@ from support.fleet_rig import FleetRig, quicken, running_agent
 from watchbill.fleet import limits
 from watchbill.fleet.agent.board_client import BoardClient, Round
 from watchbill.fleet.agent.loop import AgentOptions
+from watchbill.fleet.agent.memory import DeviceState, NoDevice
 from watchbill.fleet.agent.work import Finished, Setting
 from watchbill.fleet.folder import places
 from watchbill.fleet.folder.heartbeat import read_heartbeat
 from watchbill.fleet.folder.signals import Order, pending, send
-from watchbill.fleet.matching.claiming import Standing
+from watchbill.fleet.matching.claiming import Health, Standing
 
 HOUR_MS = 3_600_000
 NEVER = ("AGENT_INTERNAL_MS", "AGENT_EXTERNAL_MS", "AGENT_POLL_BUSY_MS", "AGENT_POLL_IDLE_MS")
@@ -98,3 +99,15 @@ async def test_an_idle_agent_beats_with_its_external_cycle_only(
         first, began = beats(rig), time.monotonic()
         await eventually(lambda: beats(rig) >= first + 3)
         assert time.monotonic() - began >= 2 * 0.3
+
+
+async def test_a_card_that_becomes_constrained_is_shown_with_the_next_internal_cycle(
+    rig: FleetRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """FLEET-03, FLEET-04: `gpus` showed it with the next heartbeat, half a minute later."""
+    quicken(monkeypatch, AGENT_INTERNAL_MS=10, AGENT_EXTERNAL_MS=HOUR_MS)
+    memory = NoDevice()
+    async with running_agent(options(rig), memory):
+        await eventually(lambda: beats(rig) > 0)
+        memory.state = DeviceState(health=Health.CONSTRAINED, constraints=("86 C",))
+        await eventually(lambda: "86 C" in str((rig.root / places.heartbeat_path("cpu-1")).read_text()))

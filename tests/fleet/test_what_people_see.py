@@ -20,7 +20,19 @@ from watchbill.errors import NameRefused
 from watchbill.fleet import limits as fleet_limits
 from watchbill.fleet.folder import places
 from watchbill.fleet.folder.board import Holdings
-from watchbill.fleet.state.entries import Accept, Cancel, Ended, Epoch, Issue, Open, Reopen, Spec, Tasks
+from watchbill.fleet.state.entries import (
+    Accept,
+    Cancel,
+    Cause,
+    Ended,
+    Epoch,
+    Hold,
+    Issue,
+    Open,
+    Reopen,
+    Spec,
+    Tasks,
+)
 from watchbill.fleet.state.ledger import Ledger
 from watchbill.fleet.views.pictures import summary_of
 from watchbill.fleet.views.progress import progress_of
@@ -342,6 +354,18 @@ def test_tasks_side_by_side_that_end_together_have_the_rate_of_their_durations()
     progress = progress_of(ledger, Holdings(), {})
     assert progress.rate_per_min == pytest.approx(12, rel=0.01)
     assert progress.left_ms == pytest.approx(10_000, rel=0.01)
+
+
+def test_a_task_that_waits_for_a_person_has_not_ended() -> None:
+    """FLEET-12: "1/2" of a batch in which one is complete and one waits, not "2/2"."""
+    ledger = Ledger("b")
+    for entry in (
+        Tasks((Spec(Node("t")), Spec(Node("u")))), Open("p", {}, 3), Issue("t", 1, "1"), Accept("t", 1, "cpu-1"),
+        Issue("u", 1, "2"), Hold("u", Cause.APPROVAL),
+    ):  # fmt: skip
+        ledger.apply(entry)
+    progress = progress_of(ledger, Holdings(), {})
+    assert (progress.done, progress.total) == (1, 2)
 
 
 def test_cancelled_tasks_are_no_failures() -> None:

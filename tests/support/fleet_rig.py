@@ -19,6 +19,7 @@ from support.forked_commands import start_watchbill
 from watchbill.files.host import boot_id, start_time
 from watchbill.fleet import limits
 from watchbill.fleet.agent.loop import Agent, AgentOptions
+from watchbill.fleet.agent.memory import Memory
 from watchbill.fleet.coordinator.loop import Coordinator
 from watchbill.fleet.folder import places
 from watchbill.fleet.folder.disk import FolderDisk
@@ -47,10 +48,10 @@ def quicken(monkeypatch: pytest.MonkeyPatch, **others: int) -> None:
 
 
 @asynccontextmanager
-async def running_agent(options: AgentOptions) -> AsyncIterator[Agent]:
+async def running_agent(options: AgentOptions, memory: Memory | None = None) -> AsyncIterator[Agent]:
     """An agent in this process, until it is told to leave at once."""
     options.folder.mkdir(exist_ok=True)
-    agent = Agent(options)
+    agent = Agent(options, memory)
     serving = asyncio.create_task(agent.run())
     try:
         yield agent

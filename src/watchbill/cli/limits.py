@@ -42,6 +42,12 @@ CLI_BATCHES_SHOWN = 10
 #: Tasks of a plan whose commands `plan check` asks the rules about: a few seconds' work.
 CLI_TASKS_RULED = 5_000
 CLI_FOLLOW_S = 1.0
+#: How long a command waits for the coordinator to read its request, more than one look at a network mount takes, and
+#: how often it looks.
+CLI_ANSWER_S = 6.0
+CLI_ANSWER_LOOK_S = 0.05
+#: A request in the inbox, with its inputs.
+CLI_REQUEST_BYTES_MAX = 4 << 20
 #: Alerts that `status` shows to people; --json has all that the daemon keeps.
 CLI_ALERTS_SHOWN = 5
 #: `watch`: seconds between two looks at the daemon, lines of the journal it shows, actions that run beside it.

@@ -7,7 +7,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from watchbill.cli.fleet_root import open_fleet
-from watchbill.cli.plan_batches import asked, batch_of_task, refuse_if_to_be_cancelled
+from watchbill.cli.plan_asking import asked, begin_unread_rounds
+from watchbill.cli.plan_batches import batch_of_task, refuse_if_to_be_cancelled
 from watchbill.cli.terminal import Terminal, plain
 from watchbill.errors import OursError
 from watchbill.files.host import host_name
@@ -67,14 +68,27 @@ def answer_questions(
     meant = [each for task in tasks for each in _waiting(folder, ledger, task)]
     digests = {task: question_of(ledger, task).digest for task in meant}
     who = f"{_user()}@{host_name()}"
-    answer(disk, Answer(new_request_id(), place.batch, place.plan, verdict, digests, who, reason))
+    if verdict is Verdict.DENY:
+        begin_unread_rounds(disk, ledger)
+        _refuse_if_to_run(ledger, meant)
+    file = answer(disk, Answer(new_request_id(), place.batch, place.plan, verdict, digests, who, reason))
     terminal = Terminal(quiet=quiet)
+    will = "will run" if verdict is Verdict.APPROVE else "will not run"
+    asked(folder, disk, terminal, f"{', '.join(digests)} of {place.batch} {will}", request=file)
     if json:
         fields = {"batch": place.batch, "verdict": verdict.value, "tasks": list(digests), "who": who}
         terminal.show(jsonlib.dumps(fields))
-    will = "will run" if verdict is Verdict.APPROVE else "will not run"
-    asked(folder, disk, terminal, f"{', '.join(digests)} of {place.batch} {will}")
     return 0
+
+
+def _refuse_if_to_run(ledger: Ledger, tasks: Sequence[str]) -> None:
+    """Refuse to deny tasks that wait for nobody any more when the requests before this one are obeyed."""
+    for task in tasks:
+        if task not in ledger or ledger.phase(task) is not Phase.MANUAL:
+            raise OursError(
+                f"{task} of {ledger.batch} is about to run again, as somebody asked before",
+                hint="deny it when it waits for a person again",
+            )
 
 
 def _waiting(folder: Path, ledger: Ledger, task: str) -> list[str]:

@@ -11,13 +11,13 @@ from typing import cast
 
 from watchbill.cli import limits
 from watchbill.cli.fleet_root import open_fleet
+from watchbill.cli.plan_asking import asked, begin_round, refuse_behind_another
 from watchbill.cli.plan_checking import WRONG, read_with_bash, tell
 from watchbill.cli.plan_reasons import reason_for, show_items
 from watchbill.cli.plan_submitting import read_inputs
 from watchbill.cli.plan_views import follow, show_batch, show_overview, wait
 from watchbill.cli.terminal import Column, Terminal, plain
 from watchbill.errors import OursError
-from watchbill.fleet.coordinator.opening import reopening
 from watchbill.fleet.folder import places
 from watchbill.fleet.folder.disk import FolderDisk
 from watchbill.fleet.folder.requests import (
@@ -30,12 +30,11 @@ from watchbill.fleet.folder.requests import (
 )
 from watchbill.fleet.folder.results import ResultReader
 from watchbill.fleet.folder.values import fields_of
-from watchbill.fleet.state.ledger import Effect, Ledger, Phase
+from watchbill.fleet.state.ledger import Ledger, Phase
 from watchbill.fleet.state.reading import BatchPlace, Follower, batches_of, find_batch
-from watchbill.fleet.state.resuming import Reason, carry_over, reason_of, reason_of_waiting
+from watchbill.fleet.state.resuming import Reason, reason_of, reason_of_waiting
 from watchbill.fleet.views.overview import (
     BatchView,
-    coordinator_of,
     limits_fields,
     overview,
     overview_fields,
@@ -51,7 +50,6 @@ from watchbill.plans.limits import PLAN_INPUTS_BYTES_MAX
 from watchbill.suggest import nearest
 
 __all__ = [
-    "asked",
     "batch_of_task",
     "cancel_batch",
     "list_batches",
@@ -378,8 +376,8 @@ def cancel_batch(batch: str, *, root: Path | None, quiet: bool) -> int:
         )
     if not place.is_active and not place.is_submitted and not has_request(disk, place.batch):
         raise OursError(f"{place.batch} has ended, there is nothing to cancel")
-    ask_to_cancel(disk, place.batch)
-    asked(folder, disk, Terminal(quiet=quiet), f"{place.batch} will be cancelled")
+    file = ask_to_cancel(disk, place.batch)
+    asked(folder, disk, Terminal(quiet=quiet), f"{place.batch} will be cancelled", request=file)
     return 0
 
 
@@ -400,8 +398,10 @@ def retry_tasks(tasks: Sequence[str], *, batch: str | None, root: Path | None, q
     others = f", and so will {cancelled:,} more {were} cancelled" if cancelled else ""
     request = Reopening(new_request_id(), place.batch, place.plan, tuple(tasks))
     told = ", ".join(_told(disk, ledger, named, _culprits(disk, ledger, request)))
-    ask_to_reopen(disk, request)
-    asked(folder, disk, Terminal(quiet=quiet), f"{told} of {place.batch} will run again{others}")
+    file = ask_to_reopen(disk, request)
+    asked(
+        folder, disk, Terminal(quiet=quiet), f"{told} of {place.batch} will run again{others}", request=file
+    )
     return 0
 
 
@@ -430,7 +430,7 @@ def _named(ledger: Ledger, task: str) -> _Named:
 
 def _culprits(disk: FolderDisk, ledger: Ledger, request: Reopening) -> dict[str, str]:
     """The tasks that would only be skipped as before, and because of which. Begins the new round on the ledger."""
-    _begin_round(disk, ledger, request)
+    begin_round(disk, ledger, request)
     return {each.name: each.culprit for each in ledger.reports() if each.culprit}
 
 
@@ -502,9 +502,11 @@ def resume_batch(
     if explain:
         _explain(reasons, terminal, json=json)
         return 0
-    ask_to_reopen(disk, request)
+    file = ask_to_reopen(disk, request)
+    refuse_behind_another(folder, disk, place.batch, file)
     kept = sum(reason.is_kept for reason in reasons.values())
-    asked(folder, disk, terminal, f"{place.batch} goes on: {kept:,} of {len(reasons):,} known tasks are kept")
+    told = f"{place.batch} goes on: {kept:,} of {len(reasons):,} known tasks are kept"
+    asked(folder, disk, terminal, told, request=file)
     return 0
 
 
@@ -530,15 +532,10 @@ def _kept_defaults(plan: Plan, ledger: Ledger, told: set[str]) -> Iterator[str]:
 
 def _reasons(disk: FolderDisk, ledger: Ledger, request: Reopening) -> dict[str, Reason]:
     """Why each task would run again, or not: replays the first steps of the new round on a copy of the ledger."""
-    effects = _begin_round(disk, ledger, request)
+    effects = begin_round(disk, ledger, request)
     reasons = {task: reason_of(ledger, task) for effect in effects for task in effect.ready}
     waiting = {task: reason_of_waiting(ledger, task) for task in ledger.tasks() if task not in reasons}
     return {**reasons, **waiting}
-
-
-def _begin_round(disk: FolderDisk, ledger: Ledger, request: Reopening) -> list[Effect]:
-    reopened: list[Effect] = [ledger.apply(entry) for entry in reopening(disk, ledger, request)]
-    return [each for effect in reopened for each in carry_over(ledger, effect, ledger.apply)]
 
 
 def _explain(reasons: dict[str, Reason], terminal: Terminal, *, json: bool) -> None:
@@ -553,10 +550,3 @@ def _explain(reasons: dict[str, Reason], terminal: Terminal, *, json: bool) -> N
         [plain(task), "kept" if reason.is_kept else "runs", plain(reason)] for task, reason in reasons.items()
     ]
     terminal.show(*terminal.table([Column("task"), Column(""), Column("why")], rows))
-
-
-def asked(folder: Path, disk: FolderDisk, terminal: Terminal, text: str) -> None:
-    """Say that a request is left in the folder, and whether a coordinator is there to read it."""
-    terminal.note(plain(text))
-    if coordinator_of(disk).is_dead:
-        terminal.note(f"no coordinator runs; start one: {places.fleet_command(folder, 'coordinator')}")

@@ -529,9 +529,10 @@ class Agent:
             self._forgive()
 
     def _tell_health(self) -> None:
-        """Say when the device becomes constrained, and when it recovers."""
+        """Say when the device becomes constrained, and when it recovers: in the log and in the heartbeat."""
         before, self._health = self._health, self._memory.state.health
         if self._health is not before:
+            self._beat_due_at = 0.0
             level = logging.WARNING if self._health is Health.CONSTRAINED else logging.INFO
             _LOG.log(level, "the device is %s", self._health.value)
 

@@ -485,7 +485,7 @@ class Coordinator:
         for name, batch in self._active.batches.items():
             self._active.at = name
             if not batch.draw_at_ms:
-                batch.draw_at_ms = now_ms + self._summary_every_ms
+                batch.draw_at_ms = now_ms + min(limits.SUMMARY_FIRST_MS, self._summary_every_ms)
             if batch.is_drawn or now_ms < batch.draw_at_ms or batch.ledger.outcome is not None:
                 continue
             batch.is_drawn, batch.draw_at_ms = True, now_ms + self._summary_every_ms

@@ -25,7 +25,17 @@ from watchbill.fleet.folder.values import Fields, fields_of
 from watchbill.names import check_folder_name, check_plain_name
 from watchbill.plans.batch import BelowRoot, decoded_inputs, encoded_inputs
 
-__all__ = ["Reopening", "ask_to_cancel", "ask_to_reopen", "cancel_request", "has_request", "new_request_id"]
+__all__ = [
+    "Reopening",
+    "ask_to_cancel",
+    "ask_to_reopen",
+    "cancel_request",
+    "has_request",
+    "new_request_id",
+    "refusal_of",
+    "take_back",
+    "unread_requests",
+]
 
 _FORMAT = 1
 
@@ -78,10 +88,13 @@ def new_request_id() -> str:
     return f"{time.time_ns():016x}-{secrets.token_hex(3)}"
 
 
-def ask_to_cancel(disk: Disk, batch: str, request: str = "") -> None:
-    """Ask the coordinator to cancel a batch; without the id of a request under a new one."""
+def ask_to_cancel(disk: Disk, batch: str, request: str = "") -> str:
+    """Ask the coordinator to cancel a batch; without the id of a request under a new one. Returns the file's name."""
     content = json.dumps({"id": request or new_request_id()}).encode() + b"\n"
-    disk.put(f"{places.INBOX}/{check_plain_name(batch, 'a batch')}.cancel", content, durable=True)
+    name = f"{check_plain_name(batch, 'a batch')}.cancel"
+    disk.remove(f"{places.REFUSED}/{name}")  # an earlier one's
+    disk.put(f"{places.INBOX}/{name}", content, durable=True)
+    return name
 
 
 def cancel_request(disk: Disk, batch: str) -> str | None:
@@ -94,14 +107,35 @@ def cancel_request(disk: Disk, batch: str) -> str | None:
         return ""
 
 
-def ask_to_reopen(disk: Disk, request: Reopening) -> None:
-    """Ask the coordinator to go on with a batch."""
-    disk.put(f"{places.INBOX}/{request.batch}.{request.id}.reopen", request.encode(), durable=True)
+def ask_to_reopen(disk: Disk, request: Reopening) -> str:
+    """Ask the coordinator to go on with a batch. Returns the file's name."""
+    name = f"{request.batch}.{request.id}.reopen"
+    disk.put(f"{places.INBOX}/{name}", request.encode(), durable=True)
+    return name
+
+
+def take_back(disk: Disk, name: str) -> None:
+    """Remove a request that no coordinator has read."""
+    disk.remove(f"{places.INBOX}/{name}")
+
+
+def refusal_of(disk: Disk, name: str) -> str:
+    """Why the coordinator has refused a request that lies in the inbox no more; "" for one that it obeyed."""
+    try:
+        refused = fields_of(disk.read(f"{places.REFUSED}/{name}", limits.FLEET_FILE_BYTES_MAX))
+    except FileNotFoundError:
+        return ""
+    except (NotAFile, ValueError):
+        return "it cannot be read why"
+    return refused.text("error")
+
+
+def unread_requests(disk: Disk, batch: str) -> list[str]:
+    """The requests and answers about a batch that lie in the inbox, in the order in which they will be obeyed."""
+    found = (name for name in disk.names(places.INBOX) if name.startswith(f"{batch}."))
+    return sorted(name for name in found if name.endswith((".reopen", ".approve")))
 
 
 def has_request(disk: Disk, batch: str) -> bool:
     """Whether the coordinator was asked to go on with a batch, and has not done so yet."""
-    return any(
-        name.startswith(f"{batch}.") and name.endswith((".reopen", ".approve"))
-        for name in disk.names(places.INBOX)
-    )
+    return bool(unread_requests(disk, batch))

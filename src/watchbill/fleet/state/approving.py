@@ -21,6 +21,7 @@ from typing import cast
 from watchbill.errors import OursError
 from watchbill.fleet.folder import places
 from watchbill.fleet.folder.disk import Disk
+from watchbill.fleet.folder.results import End
 from watchbill.fleet.folder.values import fields_of
 from watchbill.fleet.folder.work import Work
 from watchbill.fleet.state.entries import Approve, Cause, Deny, Entry, Reopen
@@ -147,9 +148,11 @@ class Answer:
         )  # fmt: skip
 
 
-def answer(disk: Disk, given: Answer) -> None:
-    """Leave an answer for the coordinator, durably."""
-    disk.put(f"{places.INBOX}/{given.batch}.{given.id}.approve", given.encode(), durable=True)
+def answer(disk: Disk, given: Answer) -> str:
+    """Leave an answer for the coordinator, durably. Returns the file's name."""
+    name = f"{given.batch}.{given.id}.approve"
+    disk.put(f"{places.INBOX}/{name}", given.encode(), durable=True)
+    return name
 
 
 def record_of(question: Question, given: Answer, at_ms: int) -> bytes:
@@ -175,6 +178,10 @@ def entries_of(ledger: Ledger, given: Answer) -> Iterator[Entry]:
         if digest != question_of(ledger, task).digest:
             hint = "look at it again: watchbill plan approve"
             raise OursError(f"{task} of {ledger.batch} is not what the answer is about", hint=hint)
+        if not _can_be_answered(ledger, task, given) and not _is_answered(ledger, task, given):
+            raise OursError(
+                f"{task} of {ledger.batch} is {ledger.phase(task).value}, and waits for nobody any more"
+            )
     waiting = [task for task in given.tasks if task in ledger and ledger.phase(task) is Phase.MANUAL]
     if ledger.outcome is not None and given.id not in ledger.requests and waiting:
         yield Reopen(given.id, tuple(waiting), ledger.inputs, ledger.priority, ledger.goal)
@@ -184,8 +191,31 @@ def entries_of(ledger: Ledger, given: Answer) -> Iterator[Entry]:
                 # The agent compares the digest: it counts when the task is there again, and is what it was.
                 yield Approve(task, given.who, digest)
             continue
-        if ledger.phase(task) is Phase.MANUAL or (task in waiting and ledger.phase(task) is Phase.READY):
+        if _can_be_answered(ledger, task, given) and not (
+            task not in waiting and _is_answered(ledger, task, given)
+        ):
             if given.verdict is Verdict.APPROVE:
                 yield Approve(task, given.who, digest)
             else:
                 yield Deny(task, given.who, given.reason)
+
+
+def _can_be_answered(ledger: Ledger, task: str, given: Answer) -> bool:
+    """Whether an answer about a task has an effect: it waits for a person, or is to be tried again and would ask again.
+
+    A task is ready, too, when its batch was reopened for this answer.
+    """
+    match ledger.phase(task):
+        case Phase.MANUAL:
+            return True
+        case Phase.READY | Phase.WAITING:
+            return given.verdict is Verdict.APPROVE or given.id in ledger.requests
+        case _:
+            return False
+
+
+def _is_answered(ledger: Ledger, task: str, given: Answer) -> bool:
+    """Whether the journal has this answer already: its file was not removed yet, or somebody else gave the same."""
+    if given.verdict is Verdict.DENY:
+        return ledger.state(task).end is End.DENIED
+    return ledger.approved.get(task) == given.tasks[task]

@@ -5,7 +5,7 @@ count, so that no line is too long and half of it counts for nothing:
 
     Epoch, Tasks..., Open, Items..., Names..., Expand, Issue, Accept | Fail | Lost | Revoke, Hold, Approve | Deny,
     Cancel, End
-    Tasks..., Reopen, Keep...
+    Tasks..., Gone..., Reopen, Keep...
 
 That a task is skipped is not written down: it follows from what its dependencies came to. Times (`at_ms`) are of the
 coordinator's wall clock and for people: no decision depends on them.
@@ -27,9 +27,9 @@ from watchbill.plans.task import Place, TaskClass
 from watchbill.quoting import quoted
 
 __all__ = [
-    "Accept", "Approve", "Cancel", "Cause", "Deny", "Ended", "Entry", "Epoch", "Expand", "Fail", "Hold", "Issue",
-    "Items", "Keep", "Lost", "Names", "Open", "Reopen", "Revoke", "Spec", "Tasks", "Timed", "decode", "encode_entry",
-    "in_parts", "size_of_spec", "size_of_text",
+    "Accept", "Approve", "Cancel", "Cause", "Deny", "Ended", "Entry", "Epoch", "Expand", "Fail", "Gone", "Hold",
+    "Issue", "Items", "Keep", "Lost", "Names", "Open", "Reopen", "Revoke", "Spec", "Tasks", "Timed", "decode",
+    "encode_entry", "in_parts", "size_of_spec", "size_of_text",
 ]  # fmt: skip
 
 _Part = TypeVar("_Part")
@@ -120,6 +120,13 @@ class Open:
     priority: int
     goal: str = ""
     at_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Gone:
+    """A part of the complete tasks of which a declared file is gone when the batch is reopened, each with that file."""
+
+    files: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,7 +290,7 @@ class Ended:
 #: Entries that say when they were written.
 Timed = Open | Reopen | Accept | Fail | Hold | Approve | Deny | Ended
 Entry = (
-    Epoch | Tasks | Open | Reopen | Keep | Items | Names | Expand | Issue | Accept | Fail | Lost | Revoke | Hold
+    Epoch | Tasks | Open | Gone | Reopen | Keep | Items | Names | Expand | Issue | Accept | Fail | Lost | Revoke | Hold
     | Approve | Deny | Cancel | Ended
 )  # fmt: skip
 
@@ -381,6 +388,7 @@ _READERS: dict[str, Callable[[Fields], Entry]] = {
         line.text("goal"),
         line.whole("at_ms"),
     ),
+    "gone": lambda line: Gone({task: str(path) for task, path in line.mapping("files").items()}),
     "reopen": _reopen,
     "keep": lambda line: Keep(line.texts("tasks")),
     "items": lambda line: Items(line.texts("items")),

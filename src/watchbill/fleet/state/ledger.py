@@ -39,6 +39,7 @@ from watchbill.fleet.state.entries import (
     Epoch,
     Expand,
     Fail,
+    Gone,
     Hold,
     Issue,
     Items,
@@ -80,7 +81,11 @@ NEXT: dict[tuple[Phase, type[Entry]], Phase] = {
     (Phase.ISSUED, Revoke): Phase.READY,
     (Phase.ISSUED, Hold): Phase.MANUAL,
     (Phase.MANUAL, Approve): Phase.READY,
-    (Phase.READY, Approve): Phase.READY,  # its batch had ended, and was reopened for it
+    (
+        Phase.READY,
+        Approve,
+    ): Phase.READY,  # its batch had ended, and was reopened for it; or somebody else asked for it
+    (Phase.WAITING, Approve): Phase.WAITING,  # so does this one
     (Phase.MANUAL, Deny): Phase.FAILED,
     (Phase.READY, Deny): Phase.FAILED,
 }
@@ -183,6 +188,8 @@ class Ledger:
         self.cancels: set[str] = set()  # requests by which it was cancelled
         #: The tasks that the newest request asked for; none: all that did not complete.
         self.again: frozenset[str] = frozenset()
+        #: Complete tasks of the last round of which a declared file is gone, each with that file.
+        self.gone: Mapping[str, str] = {}
         self.former: dict[str, Former] = {}
         self.former_items: dict[str, FormerItems] = {}
         self._former_tasks: dict[str, Sequence[str]] = {}  # template -> its tasks when it last had any
@@ -197,6 +204,7 @@ class Ledger:
         self._states: dict[str, TaskState] = {}
         self._graph = Graph(())
         self._parts: list[Spec] = []
+        self._gone: dict[str, str] = {}
         self._items: list[str] = []
         self._names: dict[str, list[str]] = {}
 
@@ -329,6 +337,9 @@ class Ledger:
             case Tasks():
                 self._parts += entry.specs
                 return Effect()
+            case Gone():
+                self._gone |= entry.files
+                return Effect()
             case Open():
                 return self._open(entry)
             case Reopen():
@@ -358,7 +369,7 @@ class Ledger:
 
     def _begin(self) -> Effect:
         """A new coordinator: what its predecessor wrote in part counts for nothing."""
-        self._parts, self._items, self._names = [], [], {}
+        self._parts, self._gone, self._items, self._names = [], {}, [], {}
         return Effect()
 
     def _open(self, entry: Open) -> Effect:
@@ -396,6 +407,7 @@ class Ledger:
         self._expanded, self.expandable, self.kept = {}, {}, set()
         self.inputs, self.priority, self.goal = entry.inputs, entry.priority, entry.goal
         self.again = frozenset(entry.again)
+        self.gone, self._gone = self._gone, {}
         self.requests.add(entry.request)
         if self.ended_ms and entry.at_ms:
             self.paused_ms += max(0, entry.at_ms - self.ended_ms)

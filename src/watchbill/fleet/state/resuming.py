@@ -1,7 +1,8 @@
 """Resuming: which tasks of a reopened batch keep what they came to, and why the others run again. Pure.
 
 A task keeps its end when it was complete and is still the same: its command and everything else that the plan says of
-its work, the files of the plan that it names, the inputs that it uses, its items. A task without items also has to
+its work, the files of the plan that it names, the inputs that it uses, its items; and when the files that it declares
+are still there. A task without items also has to
 follow those it depends on: when one of them ran again, so does the task. A task of a fan-out gets what it works on by
 its item, so it follows only the tasks of the same item: a manifest that was made anew repeats no item that is in it
 unchanged. The items themselves stay frozen as long as no task before the fan-out ran again, and the author of the
@@ -48,6 +49,7 @@ class Change(Enum):
     SCRIPT = "a file of the plan changed"
     INPUT = "an input changed"
     ITEMS = "its items changed"
+    PRODUCED = "a file that it made is gone"
     DEPENDENCY = "a task it depends on runs again"
     WAITS = "waits for its dependencies"
 
@@ -80,6 +82,8 @@ def reason_of(ledger: Ledger, task: str) -> Reason:
     changed = _changed(ledger, task, former)
     if changed is not None:
         return changed
+    if is_complete and task in ledger.gone:
+        return Reason(Change.PRODUCED, ledger.gone[task])
     return Reason(Change.KEPT) if is_complete else Reason(Change.LEFT, former.phase.value)
 
 

@@ -125,7 +125,10 @@ class BatchProgress:
 
     @property
     def done(self) -> int:
-        return sum(count for stage, count in self.counts.items() if stage.has_ended)
+        """How many tasks have ended. One that waits for a person has not, although the batch ends without it."""
+        return sum(
+            count for stage, count in self.counts.items() if stage.has_ended and stage is not TaskStage.MANUAL
+        )
 
     def fields(self) -> dict[str, object]:
         """The JSON of `plan status BATCH --json`."""
