@@ -1,5 +1,6 @@
 """`explain` says what would happen; then it happens. In 200 states that nobody designed."""
 
+import dataclasses
 import random
 
 import pytest
@@ -149,6 +150,15 @@ def test_a_copy_in_steps_is_of_one_moment(world_of: WorldOf, model: ModelOf) -> 
     copies = [at_once(duplicate_steps(world.core)), duplicate(world.core)]
     assert [len(s.line) for s in copies[0].state.managed] == [len(s.line) for s in world.core.state.managed]
     assert copies[0].step(m.Tick(), 1_500) == copies[1].step(m.Tick(), 1_500)
+
+
+def test_a_copy_holds_a_definition_that_is_not_the_one_of_the_config(
+    world_of: WorldOf, model: ModelOf
+) -> None:
+    """RES-11: what was found for a model that a reload replaced in the same moment made `explain` fail with 500."""
+    world = world_of(model("A"))
+    world.core.state.models["A"].successor = dataclasses.replace(world.catalog.models["A"], threads=3)
+    assert duplicate(world.core).state.models["A"].successor == world.core.state.models["A"].successor
 
 
 def test_a_copy_that_events_always_interrupt_is_made_at_once(world_of: WorldOf, model: ModelOf) -> None:

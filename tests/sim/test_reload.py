@@ -296,6 +296,30 @@ def test_new_bounds_hold_for_a_model_that_stays_warm(world_of: WorldOf, model: M
     assert not world.judge.broken
 
 
+def test_a_model_that_waits_for_room_takes_a_new_definition_over_at_once(
+    world_of: WorldOf, model: ModelOf
+) -> None:
+    """RES-09, RES-11: its plan was dropped, and made again with the old definition, in every step of the drain."""
+    world = world_of(model("A", 16), model("B", 16))
+    world.arrive("A", 40_000, lane="chat")
+    world.run(5_000)
+    waiting = world.arrive("B", 300, lane="chat")
+    while world.core.state.models["B"].stage is not Stage.PLANNED:
+        world.run(world.now + 100)
+    assert world.core.state.models["A"].stage is Stage.DRAINING
+    other = replace(world.catalog.models["B"], threads=2)
+    world.reload(with_(world, other))
+    for _ in range(5):
+        world.run(world.now + 100)
+        world.feed(m.Tick())
+    there = world.core.state.models["B"]
+    assert (there.spec, there.stage) == (other, Stage.PLANNED)
+    assert sum(note.event == "unplan" for _, note in world.journal) == 1
+    world.run(60_000)
+    assert waiting.outcome == "answered"
+    assert not world.judge.broken
+
+
 def test_of_two_warm_models_that_are_put_into_one_group_one_leaves(world_of: WorldOf, model: ModelOf) -> None:
     """RES-08: the group holds from the reload on; the model that is not used leaves, the other stays warm."""
     world = world_of(model("A", 1), model("B", 1))

@@ -251,6 +251,7 @@ class Machine:
         self._residency.close_idle(now)
         for model in self._reconfigure.outdated():
             self._residency.close(model, Occurred(Occasion.CONFIG_CHANGED), now, cause=m.Cause.CONFIG)
+        self._reconfigure.settle()  # or one whose plan was dropped would be planned again with its old definition
 
     def _plan(self, now: int) -> None:
         if not self.state.is_wanting():

@@ -10,7 +10,7 @@ import copy
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from enum import Enum
-from types import FunctionType, MethodType, NoneType
+from types import FunctionType, MappingProxyType, MethodType, NoneType
 from typing import cast
 
 from msgspec import Struct
@@ -31,6 +31,7 @@ _SHARED = (
     int,
     str,
     FunctionType,
+    MappingProxyType,
     MeanEstimate,
     MedianEstimate,
     NoneType,
@@ -96,6 +97,8 @@ class _Copier:
             return None
         if issubclass(kind, Struct):
             return None if kind.__struct_config__.frozen else self._struct
+        if issubclass(kind, tuple):
+            return self._named_tuple
         if kind.__module__.startswith("watchbill.") and kind.__base__ not in _BUILT_IN:
             return self._object(cast("type[object]", kind))
         return lambda value: copy.deepcopy(value, self._done)
@@ -122,6 +125,11 @@ class _Copier:
 
     def _tuple(self, value: object) -> object:
         return tuple(map(self.copy, cast("tuple[object, ...]", value)))
+
+    def _named_tuple(self, value: object) -> object:
+        """Its fields may be models, also one that was replaced since."""
+        named = cast("tuple[object, ...]", value)
+        return tuple.__new__(type(named), map(self.copy, named))
 
     def _deque(self, value: object) -> object:
         made = copy.copy(cast("deque[object]", value))  # of numbers

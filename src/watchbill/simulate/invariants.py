@@ -15,7 +15,7 @@ from watchbill.core import messages as m
 from watchbill.core.companions import set_name
 from watchbill.core.machine import Machine
 from watchbill.core.model_state import STALL_MS
-from watchbill.core.reasons import Cause, Planned, Swapped, TurnCame
+from watchbill.core.reasons import Cause, Occasion, Occurred, Planned, Swapped, TurnCame
 from watchbill.core.running import LINGER_LIMIT_MS
 from watchbill.core.stages import AWAY, STAYING, Stage
 from watchbill.core.watchdog import CHECK_MS, STALL_RESET_PAUSE_MS, STALLED_MAX
@@ -77,6 +77,7 @@ class Judge:
         self.load_took: dict[str, float] = {}  # the shortest load time known to the core: told or seen
         self._planned: set[str] = set()
         self._planned_at: dict[str, float] = {}
+        self._dropped: set[str] = set()  # models whose plan gave way to a new definition since the last reload
         self._served: set[str] = set()  # models that got a grant in this step
         self._steps = 0
         self._sets: list[tuple[str, ...]] = []  # the sets that were planned in this step
@@ -145,6 +146,7 @@ class Judge:
     def reloaded(self) -> None:
         """Notes a config change: resident models that were legal before may have to leave first."""
         self._met |= {pair for pair, _ in self._pairs()}
+        self._dropped.clear()
 
     # ------------------------------------------------------------------ before the actions are carried out
 
@@ -178,6 +180,10 @@ class Judge:
             case m.JournalEvent.UNPLAN:
                 self._planned.discard(name)
                 self._sets = [each for each in self._sets if name not in each]
+                if note.reason == Occurred(Occasion.CONFIG_CHANGED):
+                    if name in self._dropped:
+                        self.say("planned again with an old definition", name)
+                    self._dropped.add(name)
             case m.JournalEvent.ASLEEP:
                 self.closed.add(name)
             case m.JournalEvent.AWAKE:

@@ -35,6 +35,7 @@ LAWS = (
     "loading takes more than its share",
     "a sum of the core is out of date",
     "more is planned than fits",
+    "planned again with an old definition",
     "a set was planned in part",
     "a grant without all its companions",
     "a companion was stopped while in use",
