@@ -483,13 +483,24 @@ def test_a_batch_that_waits_for_a_coordinator_is_not_to_be_submitted_again(fleet
         ("resume", batch, "--explain"),
         ("retry", "a", "--batch", batch),
         ("logs", "a", "--batch", batch),
+        ("resume", batch),
     ):
+        if words == (
+            "logs",
+            "a",
+            "--batch",
+            batch,
+        ):  # a coordinator was killed, or found the disk full, in the moment
+            (fleet.batch("p", batch) / "journal.1.jsonl").write_bytes(
+                b"\n" * 4096
+            )  # in which it opened the batch
         refused = fleet.plan(*words)
         assert refused.returncode == 2, refused.stderr
         assert (
             "no coordinator has opened it yet" in refused.stderr and "submit it again" not in refused.stderr
         )
     assert fleet.status(batch)["state"] == "submitted"
+    assert "will be cancelled" in fleet.plan("cancel", batch).stderr
 
 
 def test_what_is_asked_behind_an_unread_cancel_is_refused(fleet: FleetFolder) -> None:

@@ -28,9 +28,9 @@ def root(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def put(path: Path, age_ms: int = 0) -> Path:
+def put(path: Path, age_ms: int = 0, text: str = "{}") -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("{}")
+    path.write_text(text)
     changed_ns = (NOW_MS - age_ms) * 1_000_000
     os.utime(path, ns=(changed_ns, changed_ns))
     return path
@@ -91,8 +91,11 @@ def test_slips_and_logs_of_former_lives_leave_when_their_time_is_over(root: Path
     assert not any(path.exists() for path in gone) and all(path.exists() for path in kept)
 
 
-def test_a_batch_that_runs_loses_nothing_and_one_that_ended_keeps_what_people_read(root: Path) -> None:
-    for batch in ("b", "runs"):
+def test_a_batch_that_runs_or_waits_loses_nothing_and_one_that_ended_keeps_what_people_read(
+    root: Path,
+) -> None:
+    """PLAN-07: a batch ends although a task of it waits for a person, whose answer needs the journal."""
+    for batch in ("b", "runs", "waits"):
         for name in (
             "RUN_SUMMARY.json",
             "inputs.json",
@@ -103,7 +106,11 @@ def test_a_batch_that_runs_loses_nothing_and_one_that_ended_keeps_what_people_re
         ):
             put(root / places.batch_folder("p", batch) / name, 3 * DAY_MS)
     put(root / places.ACTIVE / "runs.json", 3 * DAY_MS)
+    put(
+        root / places.batch_folder("p", "waits") / "RUN_SUMMARY.json", 3 * DAY_MS, '{"counts": {"manual": 1}}'
+    )
     clean(root, Keeping(history_ms=2 * DAY_MS), NOW_MS)
     left = sorted(path.name for path in (root / places.batch_folder("p", "b")).iterdir())
     assert left == ["RUN_SUMMARY.json", "inputs.json", "output", "results"]
-    assert (root / places.batch_folder("p", "runs") / "journal.1.jsonl").exists()
+    for batch in ("runs", "waits"):
+        assert (root / places.batch_folder("p", batch) / "journal.1.jsonl").exists()

@@ -318,8 +318,8 @@ def batch_of_task(disk: FolderDisk, task: str, batch: str | None) -> tuple[Batch
     """The named batch or, without one, the newest that has this task."""
     if batch is not None:
         place = find_batch(disk, batch)
-        _refuse_unopened(disk, place)
         ledger = Follower(disk, place).read()
+        _refuse_unopened(disk, place, ledger)
         if task not in ledger:
             see = f"see: {places.fleet_command(disk.root, 'plan', 'status', place.batch, '--json')}"
             raise OursError(f"{place.batch} has no task {task}", hint=_nearest_task(task, ledger) or see)
@@ -334,9 +334,9 @@ def batch_of_task(disk: FolderDisk, task: str, batch: str | None) -> tuple[Batch
     raise OursError(f"no batch has a task {task}", hint=newest or see)
 
 
-def _refuse_unopened(disk: FolderDisk, place: BatchPlace) -> None:
+def _refuse_unopened(disk: FolderDisk, place: BatchPlace, ledger: Ledger) -> None:
     """Refuse what is asked about a batch that no coordinator has opened yet: it has no tasks."""
-    if place.is_submitted and not place.has_journal:
+    if place.is_submitted and not ledger.is_open:
         waits = places.fleet_command(disk.root, "plan", "status", place.batch, "--follow")
         cancels = places.fleet_command(disk.root, "plan", "cancel", place.batch)
         raise OursError(
@@ -475,8 +475,8 @@ def resume_batch(
     folder, disk = open_fleet(root)
     terminal = Terminal(quiet=quiet)
     place = find_batch(disk, batch)
-    _refuse_unopened(disk, place)
     ledger = Follower(disk, place).read()
+    _refuse_unopened(disk, place, ledger)
     if not place.has_journal or not ledger.is_open:
         hint = f"submit it again: {places.fleet_command(folder, 'plan', 'submit', place.plan)}"
         raise OursError(f"{place.batch} has no journal to go on from", hint=hint)

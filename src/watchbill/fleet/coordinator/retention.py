@@ -1,4 +1,5 @@
-"""Retention: old slips and old batches leave the shared folder; never a batch that runs, never a file of an author.
+"""Retention: old slips and old batches leave the shared folder; never a batch that runs or in which a task waits for a
+person, never a file of an author.
 
     keep_complete    slips of complete, failed and expired tasks, and result logs of former lives
     keep_history     journals, attempts and logs of batches that ended; their summary, inputs, results and output stay
@@ -18,6 +19,7 @@ from pathlib import Path
 
 from watchbill.files.atomic import is_left_draft
 from watchbill.fleet.folder import places
+from watchbill.fleet.folder.values import fields_of
 
 __all__ = ["Keeping", "clean"]
 
@@ -106,11 +108,22 @@ def _old_history(root: Path, before_ms: int) -> Iterator[Path]:
                 or batch.name in asked
                 or not summary.is_file()
                 or _age_of(summary) >= before_ms
+                or _waits_for_a_person(summary)
             ):
                 continue
             yield from (
                 path for path in _entries(batch) if _RECORD.fullmatch(path.name) or path.name in _FOLDERS
             )
+
+
+def _waits_for_a_person(summary: Path) -> bool:
+    """Whether tasks of an ended batch are still to be approved or denied, which its journal is needed for."""
+    try:
+        return fields_of(summary.read_bytes()).fields("counts").whole("manual") > 0
+    except FileNotFoundError:  # moved meanwhile
+        return True
+    except ValueError:  # not one that a coordinator wrote
+        return False
 
 
 def _entries(folder: Path) -> list[Path]:

@@ -4,7 +4,7 @@ For people on any machine that mounts the folder, also while coordinators come a
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from watchbill.errors import IllegalTransition, NameRefused, OursError
 from watchbill.files.atomic import NotAFile
@@ -31,7 +31,7 @@ class BatchPlace:
     batch: str
     plan: str
     is_active: bool = False
-    is_submitted: bool = False  # in the inbox, not opened yet
+    is_submitted: bool = False  # in the inbox: not opened yet, or in this moment
     is_refused: bool = False
     has_journal: bool = True  # False for one that retention has reduced to its summary
 
@@ -49,7 +49,11 @@ def batches_of(disk: FolderDisk) -> list[BatchPlace]:
     for folder in (places.INBOX, places.REFUSED):
         for order in _orders(disk, folder):
             known = found.get(order.batch)
-            if known is None or not known.has_journal:
+            if known is not None and known.has_journal:
+                # Its journal is there before it is opened, and the order leaves the inbox after that.
+                is_submitted = known.is_submitted or folder == places.INBOX
+                found[order.batch] = replace(known, is_submitted=is_submitted)
+            else:
                 found[order.batch] = BatchPlace(
                     order.batch, order.plan, is_submitted=folder == places.INBOX, is_refused=folder == places.REFUSED,
                     has_journal=False,
