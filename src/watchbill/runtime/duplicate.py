@@ -128,8 +128,8 @@ class _Copier:
 
     def _named_tuple(self, value: object) -> object:
         """Its fields may be models, also one that was replaced since."""
-        named = cast("tuple[object, ...]", value)
-        return tuple.__new__(type(named), map(self.copy, named))
+        make = cast("Callable[..., object]", type(value))
+        return make(*map(self.copy, cast("tuple[object, ...]", value)))
 
     def _deque(self, value: object) -> object:
         made = copy.copy(cast("deque[object]", value))  # of numbers

@@ -77,7 +77,7 @@ class Judge:
         self.load_took: dict[str, float] = {}  # the shortest load time known to the core: told or seen
         self._planned: set[str] = set()
         self._planned_at: dict[str, float] = {}
-        self._dropped: set[str] = set()  # models whose plan gave way to a new definition since the last reload
+        self._dropped: set[str] = set()  # models whose plan gave way to a definition of the last reload
         self._served: set[str] = set()  # models that got a grant in this step
         self._steps = 0
         self._sets: list[tuple[str, ...]] = []  # the sets that were planned in this step
