@@ -92,6 +92,26 @@ def test_what_could_not_be_returned_is_taken_up_again(rig: FleetRig, tmp_path: P
     assert [each.name for each in board.round(setting, deque(), standing, 0).prepared] == names
 
 
+@pytest.mark.parametrize("is_pair", [True, False])
+def test_a_task_that_needs_a_pair_of_cards_is_left_to_an_agent_with_one(
+    rig: FleetRig, tmp_path: Path, is_pair: bool
+) -> None:
+    """PLAN-02, FLEET-14: `llm_placement: split_gpu` was looked at when the plan was submitted, and not by agents."""
+    rig.submit("b1", "### t\n- **prompt**: Go.\n- **llm_placement**: split_gpu\n")
+    rig.turn()
+    board = BoardClient(rig.root, "gpu-1")
+    setting = Setting(rig.root, "gpu-1", tmp_path, model="m", model_url="http://x")
+    board.join(cpu_slots=1)
+    standing = Standing(
+        "gpu-1", 1, has_device=True, own_model="m", is_hot=True, llm_slots_free=1, is_pair=is_pair
+    )
+    for now_ms in (0, 100_000):
+        prepared = board.round(setting, deque(), standing, now_ms).prepared
+        if is_pair:
+            break
+    assert len(prepared) == is_pair and len(rig.disk.names(places.QUEUE)) == (not is_pair)
+
+
 def held_by_a_dead_agent(rig: FleetRig) -> list[str]:
     """Four tasks in the hands of an agent with one slot that is dead; returns their slips."""
     rig.submit("b1", "".join(f"### t{number}\n- **command**: `true`\n" for number in range(4)))

@@ -111,3 +111,26 @@ async def test_a_card_that_becomes_constrained_is_shown_with_the_next_internal_c
         await eventually(lambda: beats(rig) > 0)
         memory.state = DeviceState(health=Health.CONSTRAINED, constraints=("86 C",))
         await eventually(lambda: "86 C" in str((rig.root / places.heartbeat_path("cpu-1")).read_text()))
+
+
+class FullAtFirst(NoDevice):
+    """A card whose memory a model still has when a task asks for it first."""
+
+    state = DeviceState(("gpu:1",), ("GPU-1",), 4_000, is_open=True)
+    has_refused = False
+
+    async def borrow(self, loan: str, vram_mb: int) -> bool:
+        was_refused, self.has_refused = self.has_refused, True
+        return was_refused
+
+
+async def test_a_task_whose_memory_was_not_there_is_tried_again_soon(
+    rig: FleetRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """FLEET-05: the only agent that was left passed it over for a minute, while its card was empty."""
+    quicken(monkeypatch, LOAN_AGAIN_MS=10)
+    memory = FullAtFirst()
+    async with running_agent(options(rig), memory):
+        rig.submit("b1", "### t\n- **task_class**: script\n- **command**: `true`\n")
+        await eventually(rig.turn)
+    assert memory.has_refused and [result["why"] for result in rig.results("cpu-1")] == ["done"]

@@ -154,6 +154,8 @@ EVALUATED_CHARS_MAX = 32_768
 EVALUATION_REASON_CHARS_MAX = 500
 #: The largest file that the answer of a task may replace.
 OUTPUT_REPLACED_BYTES_MAX = 64 * 2**20
+#: How long an agent leaves a slip to others for which its device had no memory: a model may be about to leave it.
+LOAN_AGAIN_MS = 5_000
 #: How long an agent leaves a slip of class llm to those whose model is in memory.
 HEAT_GRACE_MS = 30_000
 #: How much longer than its lane an agent waits for the beginning of an answer.

@@ -207,9 +207,9 @@ class BoardClient:
         done.was_cut = done.was_cut or not are_all_sent
         return done
 
-    def give_back(self, name: str, now_ms: int) -> None:
-        """Return a slip of which nothing was run, and leave it to others for a while."""
-        self._declined[name] = now_ms + _DECLINED_MS
+    def give_back(self, name: str, now_ms: int, left_ms: int = _DECLINED_MS) -> None:
+        """Return a slip of which nothing was run, and leave it to others for so long."""
+        self._declined[name] = now_ms + left_ms
         self._taken.discard(name)
         self._forget({name})
         self._board.give_back(self.agent, name)
@@ -288,7 +288,7 @@ class BoardClient:
     # ------------------------------------------------------------ claims
 
     def _claim(self, done: Round, setting: Setting, standing: Standing, now_ms: int) -> None:
-        self._take_found(done, now_ms)
+        self._take_found(done, standing, now_ms)
         self._bring(done, setting, now_ms)
         try:
             offered = self._board.offered()
@@ -308,7 +308,7 @@ class BoardClient:
         for name in chosen:
             try:
                 if self._board.claim(self.agent, name):
-                    self._take(name, now_ms)
+                    self._take(name, standing, now_ms)
             except OSError as error:
                 # Claimed or not: the next look tells. What was claimed before is not lost for it.
                 done.fault = error
@@ -330,20 +330,22 @@ class BoardClient:
             if until > now_ms
         }
 
-    def _take_found(self, done: Round, now_ms: int) -> None:
+    def _take_found(self, done: Round, standing: Standing, now_ms: int) -> None:
         """Take up what a look has found in our hands."""
         try:
             while self._untaken:
-                self._take(self._untaken[0], now_ms)
+                self._take(self._untaken[0], standing, now_ms)
                 self._untaken.pop(0)
         except OSError as error:
             done.fault = error
 
-    def _take(self, name: str, now_ms: int) -> None:
+    def _take(self, name: str, standing: Standing, now_ms: int) -> None:
         slip = self._board.read(self.agent, name)  # first: what cannot be read now is found again
         self._taken.add(name)
         if slip is None:
             self._refuse(name, End.UNREADABLE, "the slip could not be read")
+        elif slip.work.needs_pair and not standing.is_pair and not standing.only_addressed:
+            self.give_back(name, now_ms)  # however often it is claimed
         elif self.agent in slip.avoid and name not in self._declined:
             self.give_back(name, now_ms)
         else:

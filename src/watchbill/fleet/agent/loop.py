@@ -364,6 +364,7 @@ class Agent:
             takes_one=self._hold.is_on_probation,
             only_addressed=self._options.only_addressed,
             has_device=state.is_open,
+            is_pair=len(state.devices) > 1,
             health=state.health,
             is_hot=state.is_hot,
             own_model=state.own_model,
@@ -396,8 +397,9 @@ class Agent:
             self._work_again_in(limits.AHEAD_MS_MAX / 1000)
             return
         if prepared.task_class is TaskClass.SCRIPT and not await self._memory.borrow(job.id, slip.vram_mb):
-            await self._files.do(lambda: board.give_back(prepared.name, _now_ms()))
+            await self._files.do(lambda: board.give_back(prepared.name, _now_ms(), limits.LOAN_AGAIN_MS))
             self._work.set()  # something smaller may fit
+            self._work_again_in(limits.LOAN_AGAIN_MS / 1000)
             return
         self._begin(prepared)
 

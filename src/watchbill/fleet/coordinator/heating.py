@@ -95,9 +95,12 @@ _ON_GPU = (TaskClass.LLM, TaskClass.SCRIPT)
 def _demand(waiting: Iterable[Need], living: Mapping[str, Heartbeat]) -> Demand:
     llm: dict[str, int] = {}
     script = 0
+    pairs = (beat.report.model for beat in living.values() if len(beat.report.devices) > 1)
+    of_pair = next((model for model in pairs if model), "")
     for each in waiting:
         if each.task_class is TaskClass.LLM:
-            llm[each.model] = llm.get(each.model, 0) + 1
+            model = each.model or (of_pair if each.needs_pair else "")
+            llm[model] = llm.get(model, 0) + 1
         script += each.task_class is TaskClass.SCRIPT
     running = sum(each.task_class is TaskClass.LLM for beat in living.values() for each in beat.report.tasks)
     return Demand(llm, script, running)

@@ -53,6 +53,7 @@ class Standing:
     takes_one: bool = False  # on probation after a hold: one task at a time
     only_addressed: bool = False
     has_device: bool = False
+    is_pair: bool = False  # of cards: its slips' bodies may demand that
     health: Health = Health.HEALTHY
     is_hot: bool = False
     own_model: str = ""  # that of tasks which name none
