@@ -92,6 +92,20 @@ def test_what_could_not_be_returned_is_taken_up_again(rig: FleetRig, tmp_path: P
     assert [each.name for each in board.round(setting, deque(), standing, 0).prepared] == names
 
 
+def test_a_second_slip_under_a_token_is_not_run_beside_the_first(rig: FleetRig, tmp_path: Path) -> None:
+    """FLEET-09: a coordinator that does not see the claim yet offers the task again, and its agent takes it again. It
+    ran twice at the same time, or was reported as unreadable a dozen times."""
+    rig.submit("b1", "### t\n- **command**: `true`\n")
+    rig.turn()
+    board, setting = BoardClient(rig.root, "cpu-1"), Setting(rig.root, "cpu-1", tmp_path)
+    board.join(cpu_slots=2)
+    [first] = board.round(setting, deque(), Standing("cpu-1", 2), 0).prepared
+    held = rig.root / places.processing_folder("cpu-1") / first.name
+    (rig.root / places.QUEUE / first.name).write_bytes(held.read_bytes())
+    assert board.round(setting, deque(), Standing("cpu-1", 1), 1).prepared == []
+    assert rig.disk.names(places.QUEUE) == [] and board.look().held == {first.name}
+
+
 @pytest.mark.parametrize("is_pair", [True, False])
 def test_a_task_that_needs_a_pair_of_cards_is_left_to_an_agent_with_one(
     rig: FleetRig, tmp_path: Path, is_pair: bool

@@ -422,10 +422,14 @@ def _named(ledger: Ledger, task: str) -> _Named:
     again = tuple(part for part in parts if ledger.phase(part) is not Phase.COMPLETE)
     if not again:
         raise OursError(
-            f"all {len(parts):,} tasks of {task} are complete, there is nothing to repeat",
+            f"{_all_of(parts, task)} complete, there is nothing to repeat",
             hint=f"to run one of them again all the same, name it, as {parts[0]}",
         )
     return _Named(task, again, len(parts))
+
+
+def _all_of(parts: Sequence[str], task: str) -> str:
+    return f"the only task of {task} is" if len(parts) == 1 else f"all {len(parts):,} tasks of {task} are"
 
 
 def _culprits(disk: FolderDisk, ledger: Ledger, request: Reopening) -> dict[str, str]:

@@ -307,7 +307,12 @@ class BoardClient:
         before = len(done.prepared)
         for name in chosen:
             try:
-                if self._board.claim(self.agent, name):
+                if not self._board.claim(self.agent, name):
+                    continue
+                if name in self._taken:
+                    # A second slip under a token of ours, or an old listing of the queue: it is one with the first now.
+                    self._declined[name] = now_ms + _DECLINED_MS
+                else:
                     self._take(name, standing, now_ms)
             except OSError as error:
                 # Claimed or not: the next look tells. What was claimed before is not lost for it.
