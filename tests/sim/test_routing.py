@@ -180,3 +180,40 @@ def test_models_beside_it_open_no_site_to_a_request(
     )
     (answer,) = [each for each in world.core.step(m.Arrived(asked), 0) if isinstance(each, m.Refuse)]
     assert answer.code == Refusal.TIER_CLOSED and "cloud" in answer.message
+
+
+def test_an_answer_whose_lender_dies_late_waits_for_it_as_long_as_a_new_one(
+    world_of: WorldOf, model: ModelOf
+) -> None:
+    """RES-23, R36: it had run for longer than its lane's max_wait, and at most half of that was left for the machine to
+    come back: one that takes a minute and a half to start was too late."""
+    world = routed(world_of(model("big", 99), copy_of("big", "box", Tier.BURST)))
+    caller = world.arrive("big", 400_000, lane="chat")
+    world.run(200_000)
+    wait_ms = caller.request.max_wait_ms
+    assert caller.begun and world.now > caller.request.arrived_at + wait_ms
+    running = world.core.state.models["big@box"]
+    world.feed(m.Died("big@box", running.attempt, "gone", m.Blame.HOST))
+    world.run(world.now + 1)
+    line = world.core.state.home[caller.request.id].line
+    assert line.due_of(caller.request.id) >= world.now - 1 + wait_ms
+    world.run(world.now + 600_000)
+    assert caller.outcome in ("answered", "run_timeout") and not world.judge.broken
+
+
+def test_a_pause_elsewhere_is_a_wait_with_a_bound(world_of: WorldOf, model: ModelOf) -> None:
+    """RES-23, LANE-04: the timeout does not run; max_wait and timeout together bound the request all the same."""
+    world = routed(world_of(model("big", 99), copy_of("big", "box", Tier.BURST)))
+    caller = world.arrive("big", 1e9, lane="chat")
+    request = caller.request
+    world.run(10_000)
+    run = world.core.state.models["big@box"].running[request.id]
+    world.feed(m.Rested(request.id, True))
+    world.feed(m.Rested(request.id, True))
+    assert run.deadline == request.arrived_at + request.max_wait_ms + request.timeout_ms
+    world.run(40_000)
+    world.feed(m.Rested(request.id, False))
+    assert run.deadline == run.since + request.timeout_ms + 30_000
+    world.feed(m.Rested(request.id, True))
+    world.run(request.arrived_at + request.max_wait_ms + request.timeout_ms + 1_000)
+    assert caller.outcome == "run_timeout"

@@ -5,6 +5,7 @@ import json
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -20,9 +21,11 @@ import pytest
 
 from support.certificates import write_certificate
 from support.eventually import wait_until
-from support.nats_server import TOKEN, Broker, broker, cluster
+from support.nats_server import TOKEN, Broker, broker, cluster, free_port
 from support.power_cut import loop_disk
 from support.stopping import stop
+from watchbill.catalog import NatsRules
+from watchbill.cli.broker_facts import silent_servers
 from watchbill.errors import ConfigError
 from watchbill.spool import Corpus, Drain, LeaseLost, Spool, State
 from watchbill.spool.by_hand import by_hand
@@ -407,6 +410,41 @@ def test_tls_and_a_password(tmp_path: Path) -> None:
             JetSpool("jobs", replace(reach, ca="", wait_s=1)).enqueue(event(2))
     finally:
         made.kill()
+
+
+def test_a_server_without_tls_is_told_nothing_where_tls_is_asked_for(tmp_path: Path) -> None:
+    """Docs: an address that begins with tls:// is encrypted. The library goes on without it where the server, or who
+    answers in its place, offers none: the password and every event went over the network in the clear."""
+    heard: list[bytes] = []
+    with socket.create_server(("localhost", 0)) as listener:
+
+        def answer() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    client, _ = listener.accept()
+                    client.settimeout(2)
+                    with client:
+                        client.sendall(b'INFO {"server_id":"x","version":"2.12.0","max_payload":1000000}\r\n')
+                        heard.append(client.recv(4096))
+
+        threading.Thread(target=answer, daemon=True).start()
+        for more in ({"token": "the-token"}, {"user": "me", "password": "secret"}):
+            reach = Reach((f"tls://localhost:{listener.getsockname()[1]}",), wait_s=1, **more)
+            with pytest.raises(SpoolBroken, match="offers no TLS"):
+                JetSpool("jobs", reach).enqueue(event(1))
+        listener.close()
+    assert heard and not any(heard), heard
+
+
+def test_each_server_of_a_config_is_asked_by_itself(server: Broker) -> None:
+    """`doctor` and `config check` said nothing of brokers; of a cluster's servers those that are up hide the others."""
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        gone, deaf = (f"nats://127.0.0.1:{port}" for port in (free_port(), mute.getsockname()[1]))
+        told = silent_servers(NatsRules((server.url, gone, deaf), token=TOKEN), server.home)
+    assert list(told) == [gone, deaf]
+    assert "nothing listens there" in told[gone] and "did not answer" in told[deaf]
+    (refused,) = silent_servers(NatsRules((server.url,), token="another"), server.home).values()
+    assert "Authorization Violation" in refused
 
 
 # ------------------------------------------------------------------ moves

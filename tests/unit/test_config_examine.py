@@ -167,7 +167,7 @@ def test_a_site_that_does_not_answer_is_named_by_its_own_table() -> None:
     loaded = read_text(text, base=Path("/srv"), origin="w.toml", environment={})
     facts = MachineFacts({"ram": Bytes(GB * 16)}, {}, silent={"@rig": "it does not answer"})
     assert said(examine(loaded, facts), grave=False) == [
-        "5: peers.rig.url: it does not answer; start it, or correct the address"
+        "5: peers.rig.url: it does not answer; start it, or correct the address or key"
     ]
 
 

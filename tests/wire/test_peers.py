@@ -334,6 +334,64 @@ async def test_a_peer_behind_a_tunnel_is_waited_for_while_it_is_away(
         assert answer.status == 200, answer.body
 
 
+async def test_a_lender_that_hangs_up_before_a_byte_is_asked_again(tmp_path: Path) -> None:
+    """RES-23: its leases were renewed, so it was there; behind a tunnel that lost each second connection requests came
+    back as 502 within milliseconds, also in the middle of an answer."""
+    chats = 0
+
+    async def talk(asked: Asked, writer: asyncio.StreamWriter) -> None:
+        nonlocal chats
+        if not asked.path.endswith("/completions"):
+            given = {"id": "l", "lasts_ms": 60_000, "renew_ms": 20_000, "continues": True}
+            return await whole(200, given, writer)
+        chats += 1
+        if chats < 4:
+            writer.transport.abort()
+            raise ConnectionResetError
+        return await stream_of(sse(*chat_events("One two three")))(asked, writer)
+
+    async with peer_listening(talk) as rig, machine(tmp_path / "home", home_config(rig.port)) as (home, _):
+        answer = await within(20, home.ask("/v1/chat/completions", BODY | {"model": "big"}))
+        assert (answer.status, chats) == (200, 4), answer.body
+
+
+async def test_a_new_key_is_shown_at_once(tmp_path: Path) -> None:
+    """RES-23: after its keys were changed at the lender and then here, each request was refused for a minute more."""
+    catalog = rig_config()
+    new = tuple(replace(key, key="another-key-of-this-machine") for key in catalog.server.keys)
+    rig = replace(catalog, server=replace(catalog.server, keys=new))
+    async with two(tmp_path, rig) as ((home, here), (far, _)):
+        refused = await home.ask("/v1/chat/completions", BODY | {"model": "big"})
+        assert (refused.status, refused.code) == (503, "model_failed"), refused.body
+        shown = home_config(far.serving.port)
+        engines = {**shown.engines, "@rig": replace(shown.engines["@rig"], key="another-key-of-this-machine")}
+        await here.reload(replace(shown, engines=engines))
+        answer = await within(20, home.ask("/v1/chat/completions", BODY | {"model": "big"}))
+        assert answer.status == 200, answer.body
+
+
+async def test_a_lender_that_knows_us_again_and_lends_nothing_now_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """RES-23: once it had refused the key, a person who worked there a minute later was a reason to refuse at once."""
+    monkeypatch.setattr(model_state, "QUARANTINE_FIRST_MS", 100)
+    answers = [(401, "no such key"), (409, "a person is using this machine")]
+
+    async def talk(asked: Asked, writer: asyncio.StreamWriter) -> None:
+        if not asked.path.endswith("/completions"):
+            if answers:
+                status, text = answers.pop(0)
+                return await whole(status, {"error": {"message": text, "code": "no_lease"}}, writer)
+            return await whole(200, {"id": "l", "lasts_ms": 60_000, "renew_ms": 20_000}, writer)
+        return await stream_of(sse(*chat_events("One two three")))(asked, writer)
+
+    async with peer_listening(talk) as rig, machine(tmp_path / "home", home_config(rig.port)) as (home, _):
+        assert (await home.ask("/v1/chat/completions", BODY | {"model": "big"})).code == "model_failed"
+        await asyncio.sleep(0.2)  # until it is asked again
+        answer = await within(20, home.ask("/v1/chat/completions", BODY | {"model": "big"}))
+        assert answer.status == 200, answer.body
+
+
 SAID_BREAKS = ("shutting_down", "engine_failed", "disk_failed")
 BREAKS = ["the connection breaks", "the renewal finds the lease gone", *SAID_BREAKS]
 
@@ -459,6 +517,31 @@ async def test_what_rests_at_a_lender_waits_no_longer_than_its_caller_or_its_lan
         assert (await within(30, begun)).status == 200
 
 
+async def test_a_pause_at_a_lender_is_no_part_of_the_timeout(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """RES-23, LANE-04: while the person there works, a begun answer waits. Where the timeout of its lane was shorter
+    than the rest, its caller saw run_timeout and not a longer answer."""
+    monkeypatch.setattr(leases, "QUIET_MS", 600)
+    rig = rig_config("1200ms", 32)
+    async with two(tmp_path, rig, '[lanes.default]\ntimeout = "2s"\n') as ((home, here), (there, driver)):
+        begun = asyncio.create_task(home.ask("/v1/chat/completions", BODY | {"model": "big"}))
+        await eventually(lambda: any(r["state"] == "running" for r in driver.requests()))
+        await asyncio.sleep(0.4)  # some of the answer's words
+        person = asyncio.create_task(_work(there))
+        await eventually(lambda: begun.done() or _ran_ms(here) > 2_500)
+        person.cancel()
+        answer = await within(20, begun)
+        assert answer.status == 200, answer.body
+        assert len(said(answer.body, stream=False).split()) == 32
+        assert here._core.state.models["big"].service.ms < 2_000, "nor is it of the time that an answer takes"  # pyright: ignore[reportPrivateUsage]
+
+
+def _ran_ms(driver: Driver) -> int:
+    (request,) = driver.requests()
+    return request["ran_ms"] or 0  # type: ignore[return-value]
+
+
 async def _work(rig: GatewayClient) -> None:
     """A person who asks again and again."""
     for _ in range(600):
@@ -503,15 +586,14 @@ async def test_a_begun_answer_is_not_finished_by_a_server_that_would_begin_anew(
     """RES-23, R30: the words of an external tier were put behind those of the peer, as if they were one answer."""
     config = rig_config("4s", 64)
     async with peer_listening(stream_of(sse(*chat_events("something else")))) as cloud:
-        tier = CLOUD.format(port=cloud.port)
+        tier = '[lanes.default]\nmax_wait = "3s"\n' + CLOUD.format(port=cloud.port)
         async with AsyncExitStack() as stack:
             far = await stack.enter_async_context(machine(tmp_path / "rig", config))
             home, _ = await stack.enter_async_context(
                 machine(tmp_path / "home", home_config(far[0].serving.port, tier))
             )
             body = BODY | {"model": "big", "stream": True}
-            patience = {"X-Watchbill-Deadline-Ms": "3000"}
-            asking = asyncio.create_task(home.ask("/v1/chat/completions", body, headers=patience))
+            asking = asyncio.create_task(home.ask("/v1/chat/completions", body))
             await eventually(lambda: any(r["state"] == "running" for r in far[1].requests()))
             await asyncio.sleep(1.0)  # some of the answer's words
             await far[0].serving.close(grace_ms=100)

@@ -79,7 +79,8 @@ def doctor(
 ) -> int:
     """Check everything Watchbill depends on.
 
-    Environment, root, disk, memory, cards, config, model files and daemon. Exit code 1 when something is broken.
+    Environment, root, disk, memory, cards, config, model files, daemon, and whether the other machines of the config
+    answer. Exit code 1 when something is broken.
     """
     root, client, terminal = open_for_doctor(common.url, common.root, quiet=common.quiet)
     findings = check_all(root, client, config)

@@ -3,6 +3,7 @@ answer."""
 
 import os
 import re
+import shutil
 import stat
 import threading
 import time
@@ -12,6 +13,7 @@ from pathlib import Path
 
 from watchbill.blocking_http import FAILURES, connect, reason_of
 from watchbill.catalog import EngineRules, Model
+from watchbill.cli.broker_facts import broker_of, silent_servers
 from watchbill.cli.limits import CLI_CALL_S
 from watchbill.config import Loaded, MachineFacts, ModelFacts
 from watchbill.config.starter import SMOLLM2
@@ -19,7 +21,7 @@ from watchbill.config.tiers import engine_name
 from watchbill.engines.base import endpoint_of
 from watchbill.engines.llamacpp import missing_server
 from watchbill.engines.ollama import DEFAULT_URL
-from watchbill.engines.process import missing_program
+from watchbill.engines.process import missing_program, split_command
 from watchbill.errors import ConfigError
 from watchbill.footprint import predict_model, usable_context
 from watchbill.gguf import GgufError, read_header
@@ -30,6 +32,13 @@ from watchbill.root import Root
 from watchbill.runtime.found import Shelf
 from watchbill.runtime.spools import schema_of, signer_of, verifier_of
 from watchbill.units import Bytes
+
+#: What a machine says that does not serve us as a peer.
+_OF_A_PEER = {
+    401: "it does not know the key that this machine shows there",
+    403: "the key that this machine shows there is not that of a peer: it needs their_key in a table of [peers]",
+    404: "it is no Watchbill machine",
+}
 
 __all__ = ["look_at", "silent_engines", "with_named_variables"]
 
@@ -48,6 +57,7 @@ def look_at(loaded: Loaded, root: Root) -> MachineFacts:
     engines = loaded.catalog.engines
     are_named = any(name.startswith("gpu:") for name in loaded.catalog.devices)
     cards, no_cards = find_cards() if are_named else (None, "")
+    broker = broker_of(loaded.catalog)
     return MachineFacts(
         capacity=_capacities(cards),
         no_cards=no_cards,
@@ -62,6 +72,8 @@ def look_at(loaded: Loaded, root: Root) -> MachineFacts:
         silent=silent_engines(
             {name: rules for name, rules in engines.items() if name not in _unused(loaded)}
         ),
+        silent_brokers={} if broker is None else silent_servers(broker, root.path),
+        no_commands=_missing_commands(engines),
         on_shelf=len(Shelf(root.models, loaded.catalog.library).look().models),
     )
 
@@ -69,6 +81,18 @@ def look_at(loaded: Loaded, root: Root) -> MachineFacts:
 def _unused(loaded: Loaded) -> set[str]:
     """The engines of tiers that are off: nothing is asked there."""
     return {engine_name(name) for name, tier in loaded.catalog.tiers.items() if not tier.enabled}
+
+
+def _missing_commands(engines: Mapping[str, EngineRules]) -> dict[str, tuple[str, str]]:
+    """Burst tiers whose machine can never be started or stopped. A relative path may be right for the daemon."""
+    found: dict[str, tuple[str, str]] = {}
+    for name, rules in engines.items():
+        for key, text in (("start", rules.start), ("stop", rules.stop)):
+            program = next(iter(split_command(text or "")), "")
+            is_relative = "/" in program and not program.startswith("/")
+            if program and not is_relative and shutil.which(program) is None:
+                found.setdefault(name, (key, f"there is no program {program}"))
+    return found
 
 
 def _look_at_spools(loaded: Loaded) -> dict[str, tuple[str, str]]:
@@ -151,7 +175,10 @@ def silent_engines(engines: Mapping[str, EngineRules]) -> dict[str, str]:
         if rules.driver != "burst"  # it is started when it is needed
     }
     told = {name: f"{url} does not answer within {CLI_CALL_S:g} s" for name, url in urls.items() if url}
-    asking = [threading.Thread(target=_ask, args=(name, urls[name], told), daemon=True) for name in told]
+    asking = [
+        threading.Thread(target=_ask, args=(name, urls[name], engines[name], told), daemon=True)
+        for name in told
+    ]
     for thread in asking:
         thread.start()
     end = time.monotonic() + CLI_CALL_S
@@ -160,18 +187,32 @@ def silent_engines(engines: Mapping[str, EngineRules]) -> dict[str, str]:
     return dict(told)
 
 
-def _ask(name: str, url: str, told: dict[str, str]) -> None:
+def _question(rules: EngineRules) -> tuple[str, str, Mapping[int, str]]:
+    """Method and path of a question that changes nothing, and the answers that are as bad as none."""
+    if rules.driver == "peer":  # no lease has this name: a machine that knows the key answers 409
+        return "POST", "/wb/v1/leases/none/renew", _OF_A_PEER
+    if rules.driver == "remote" and rules.key:
+        return "GET", "/v1/models", {401: "it does not accept our key"}
+    return "GET", "/", {}
+
+
+def _ask(name: str, url: str, rules: EngineRules, told: dict[str, str]) -> None:
     """Removes the engine's entry when it answers, else writes the reason."""
     try:
         endpoint = endpoint_of(url)
     except ConfigError as error:
         told[name] = str(error)
         return
+    method, path, wrong = _question(rules)
+    shown = {"Authorization": f"Bearer {rules.key}"} if rules.key else {}
     connection = connect(endpoint.host, endpoint.port, is_tls=endpoint.tls, timeout_s=CLI_CALL_S)
     try:
-        connection.request("GET", endpoint.path_prefix + "/")
-        connection.getresponse()
-        del told[name]
+        connection.request(method, endpoint.path_prefix + path, headers=shown)
+        status = connection.getresponse().status
+        if status in wrong:
+            told[name] = f"{url} answers, but {wrong[status]}"
+        else:
+            del told[name]
     except FAILURES as error:
         told[name] = f"{url} does not answer: {reason_of(error)}"
     finally:

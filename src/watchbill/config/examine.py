@@ -52,6 +52,10 @@ class MachineFacts:
     spools: Mapping[str, tuple[str, str]] = field(default_factory=dict[str, tuple[str, str]])
     #: engine -> why its address does not answer
     silent: Mapping[str, str] = field(default_factory=dict[str, str])
+    #: NATS server -> why nothing can be stored there
+    silent_brokers: Mapping[str, str] = field(default_factory=dict[str, str])
+    #: engine of a burst tier -> the key whose command cannot run, and why
+    no_commands: Mapping[str, tuple[str, str]] = field(default_factory=dict[str, tuple[str, str]])
     on_shelf: int = 0  # models that need no table
     no_cards: str = ""  # why none can be read, where the config names one
 
@@ -156,7 +160,14 @@ def _notes(loaded: Loaded, facts: MachineFacts) -> Iterator[Problem]:
             text = "$PORT is not filled in: no shell reads this line"
             yield loaded.problem(("models", name, "command"), text, "write ${PORT}")
     for name, complaint in facts.silent.items():
-        yield loaded.problem((*_table_of(loaded, name), "url"), complaint, "start it, or correct the address")
+        table = _table_of(loaded, name)
+        key = "" if table[0] == "engines" else " or key"
+        yield loaded.problem((*table, "url"), complaint, f"start it, or correct the address{key}")
+    for name, (key, complaint) in facts.no_commands.items():
+        yield loaded.problem((*_table_of(loaded, name), key), complaint, "install it or correct the command")
+    for complaint in facts.silent_brokers.values():
+        hint = "start it, or correct the addresses and what this machine shows there"
+        yield loaded.problem(("nats", "servers"), complaint, hint)
     yield from _lonely_groups(loaded, catalog)
     yield from _without_effect(loaded)
     for key in catalog.server.keys:

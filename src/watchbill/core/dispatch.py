@@ -24,6 +24,7 @@ from watchbill.core.messages import (
     Parting,
     Refusal,
     Request,
+    Rested,
     Returned,
     Silence,
 )
@@ -233,6 +234,24 @@ class Dispatch:
             return None
         return first if self._lanes.has_room(first.lane) else None
 
+    def rested(self, event: Rested, now: int) -> None:
+        """Begins or ends a pause of a run at another machine. It is a wait: the timeout does not run."""
+        model = self._state.home.get(event.id)
+        running = model.running.get(event.id) if model else None
+        if running is None or event.waits == (running.rests_since is not None):
+            return
+        if running.rests_since is not None:
+            running.rested_ms += now - running.rests_since
+        running.rests_since = now if event.waits else None
+        if running.cut in (None, CutKind.BOUNDARY):
+            running.deadline = running.time_limit(self._lanes_wait_ms(running.request))
+            self._state.wakes.append(running.deadline)
+
+    def _lanes_wait_ms(self, request: Request) -> int:
+        """How long a request whose answer has begun may wait again: a caller's deadline is for the start."""
+        is_hurried = request.is_hurried
+        return self._state.catalog.lane_for(request.lane).max_wait_ms if is_hurried else request.max_wait_ms
+
     # ------------------------------------------------------------------ ends
 
     def first_byte(self, event: FirstByte, now: int) -> None:
@@ -280,7 +299,7 @@ class Dispatch:
     def _blame(self, model: ModelState, running: Running, event: Ended, now: int) -> None:
         """Counts a run without a good answer against its engine, whichever side ended it."""
         failed = running.cut is None and event.ok is False
-        timed_out = running.cut == CutKind.RUN_TIMEOUT
+        timed_out = running.cut == CutKind.RUN_TIMEOUT and running.rests_since is None
         silence = _silence_of(running, event.parting, now) if failed or timed_out else Silence.NONE
         if failed or silence is not Silence.NONE:
             if silence is Silence.STALLED and event.parting is not None:
@@ -337,17 +356,16 @@ class Dispatch:
         """Puts a request back at its place.
 
         A request that was cut before its first byte keeps the time that it has waited so far. One that stopped at a
-        boundary has begun to answer, and begins a new wait.
+        boundary, or whose words another machine brought, has begun to answer, and begins a new wait.
         """
         running = self._take(event.id, now)
         if running is None:
             return
         model = self._state.home[event.id]
-        if running.request.is_hurried and running.cut is CutKind.BOUNDARY:
-            # A caller's deadline is for the start: from here on its lane's own wait holds.
-            max_wait_ms = self._state.catalog.lane_for(running.request.lane).max_wait_ms
+        goes_on = event.goes_on or running.cut is CutKind.BOUNDARY
+        if running.request.is_hurried and goes_on:
             running.request = msgspec.structs.replace(
-                running.request, max_wait_ms=max_wait_ms, is_hurried=False
+                running.request, max_wait_ms=self._lanes_wait_ms(running.request), is_hurried=False
             )
         request = running.request
         if event.is_fault:
@@ -361,10 +379,10 @@ class Dispatch:
         if missing := self._state.missing_of(request):
             self._state.refuse(request.id, Refusal.MODEL_NOT_FOUND, f"{missing} is no longer in the config")
             return
-        request = _remainder(running, now)
+        request = _remainder(running, now, goes_on=goes_on)
         if event.failed_at and event.failed_at not in request.failed_at:
             request = msgspec.structs.replace(request, failed_at=(*request.failed_at, event.failed_at))
-        due = max(now + 1, min(_due_again(running, now), request.bound_at))
+        due = max(now + 1, min(_due_again(running, now, goes_on=goes_on), request.bound_at))
         self._state.join(model, request, min(due, request.ends_at) if request.ends_at else due)
 
     def has_begun(self, request_id: str) -> bool:
@@ -442,28 +460,29 @@ def _silence_of(running: Running, parting: Parting | None, now: int) -> Silence:
     return parting.silence(now - running.since)
 
 
-def _due_again(running: Running, now: int) -> int:
+def _due_again(running: Running, now: int, *, goes_on: bool) -> int:
     """Until when a request that ran and comes back may wait."""
     request = running.request
-    if running.cut == CutKind.BOUNDARY:
+    if goes_on:
         return now + request.max_wait_ms
     if running.cut == CutKind.REQUEUE:
         return now + running.patience_left_ms
     return request.arrived_at + request.max_wait_ms
 
 
-def _remainder(running: Running, now: int) -> Request:
+def _remainder(running: Running, now: int, *, goes_on: bool) -> Request:
     """A request that goes back, with what is left of its time: the lane's timeout holds for all its tries together.
 
-    The time runs on where its engine died. A request that had to make way does not pay for the wait, but however often
-    that happens, it ends when its wait and its time limit together are over.
+    The time runs on where its engine died. A request that had to make way does not pay for the wait, nor does one that
+    goes on from the words of a machine that is gone: it waits for that machine. But however often that happens, it ends
+    when its wait and its time limit together are over.
     """
-    request, used = running.request, now - running.since
+    request, used = running.request, running.ran_ms(now)
     was_cut = request.was_cut or running.cut == CutKind.REQUEUE
     bound_at = request.bound_at or request.arrived_at + request.max_wait_ms + request.timeout_ms
     request = msgspec.structs.replace(request, bound_at=bound_at)
-    if running.is_orphaned or running.cut in (None, CutKind.ENGINE_FAILED):
-        ends_at = running.since + request.timeout_ms
+    if not goes_on and (running.is_orphaned or running.cut in (None, CutKind.ENGINE_FAILED)):
+        ends_at = running.since + running.rested_ms + request.timeout_ms
         ends_at = min(ends_at, request.ends_at or ends_at)
         return msgspec.structs.replace(request, ends_at=ends_at, was_cut=was_cut)
     return msgspec.structs.replace(request, timeout_ms=max(1, request.timeout_ms - used), was_cut=was_cut)

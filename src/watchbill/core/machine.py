@@ -42,7 +42,7 @@ from watchbill.core.watchdog import Watchdog
 __all__ = ["Machine"]
 
 #: Events that only concern one request.
-REQUEST_EVENTS = frozenset({m.Arrived, m.Left, m.FirstByte, m.Indivisible, m.Ended})
+REQUEST_EVENTS = frozenset({m.Arrived, m.Left, m.FirstByte, m.Indivisible, m.Rested, m.Ended})
 
 
 _INTERACTIVE = WorkClass.INTERACTIVE  # looking a member up in its enum takes ten times longer
@@ -74,6 +74,7 @@ class Machine:
             m.Left: self._left,
             m.FirstByte: self._dispatch.first_byte,
             m.Indivisible: self._dispatch.indivisible,
+            m.Rested: self._dispatch.rested,
             m.Ended: self._dispatch.ended,
             m.Returned: self._returned,
             m.LetGo: self._dispatch.let_go,

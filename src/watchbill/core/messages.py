@@ -185,6 +185,13 @@ class Indivisible(Event, frozen=True):
     id: str
 
 
+class Rested(Event, frozen=True):
+    """The machine of a run's site says that the request waits there, or no longer does: that time is a wait."""
+
+    id: str
+    waits: bool
+
+
 class Ended(Event, frozen=True):
     """A run is over: the engine answered well, it failed or the run was cut, or (None) it was never asked."""
 
@@ -206,6 +213,7 @@ class Returned(Event, frozen=True):
     parting: Parting | None = None
     failed_at: str = ""  # the site
     is_fault: bool = False  # the failure counts against the model there
+    goes_on: bool = False  # another machine broke off, and the words that it brought are continued
 
 
 class LetGo(Event, frozen=True):

@@ -236,6 +236,8 @@ class ModelState(CandidateState):
         """Records a failure that is not its own: it is retried soon, and never quarantined for it. Returns whether that
         is news."""
         is_news = not self.is_put_off or self.failure != reason
+        if self.hopeless:  # it was, and now waiting may help: a peer that knew no such key has no lease now
+            self.hopeless, self.failures = False, 0
         self.failure, self.retry_at, self.away_until = reason, now + HOST_RETRY_MS, now + HOST_AWAY_MS
         self.is_put_off = True
         return is_news
@@ -377,11 +379,12 @@ class ModelState(CandidateState):
         self.is_suspect, self.good_at = False, now
         if self.seen:
             self._believe_seen()
+        ran_ms = now - running.since - running.rested_ms
         if running.beside == 1:
-            self.service.learn(now - running.since)
+            self.service.learn(ran_ms)
         else:
             self.callers = max(self.callers, running.beside)
-            self._learn_beside(now - running.since, running.beside)
+            self._learn_beside(ran_ms, running.beside)
         if answer.first_ms is not None:
             self.first.learn(answer.first_ms)
             if answer.prompt_bytes:

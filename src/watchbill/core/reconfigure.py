@@ -39,7 +39,7 @@ class Reconfigure:
         """Takes the new catalog over. Models that changed while in memory follow when they have left it."""
         state, self.is_settled = self._state, False
         self._known = event.known
-        lanes = state.catalog.lanes
+        lanes, engines = state.catalog.lanes, state.catalog.engines
         state.declare(event.catalog)
         self._shorten(lanes, now)
         state.ledger.reconfigure(event.catalog)
@@ -52,6 +52,10 @@ class Reconfigure:
                 self._drop_held_turns(model)
             else:
                 self._redefine(model, spec, event)
+                is_elsewhere = engines.get(spec.engine) != event.catalog.engines.get(spec.engine)
+                if is_elsewhere and model.failure is not None and model.stage is Stage.ABSENT:
+                    model.forgive(now)  # another key or address: what failed there says nothing about it
+                    state.remeasured()
             state.weigh(model)
         specs = event.catalog.models.items()
         state.add((spec, self._known_of(name)) for name, spec in specs if name not in state.models)

@@ -431,6 +431,8 @@ class Residency:
 
     def put_off(self, model: ModelState, reason: str, now: int) -> None:
         """Handles a load that failed without a fault of the model: requests go on waiting, and it is retried soon."""
+        if model.hopeless:
+            self._state.remeasured()
         is_news = model.put_off(reason, now)
         model.trouble = Mishap.LOAD_FAILED
         if is_news:

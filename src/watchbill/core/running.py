@@ -29,6 +29,22 @@ class Running(Struct, gc=False):
     is_indivisible: bool = False  # its answer cannot be continued: once begun, it runs to its end
     is_orphaned: bool = False  # its engine died or was reset: its time runs on until another engine serves it
     serves_person: bool = False  # a person's request that this machine serves: leased work makes way (RES-23)
+    rests_since: int | None = None  # the machine of its site says that it waits there
+    rested_ms: int = 0  # in earlier pauses of this run
+
+    def ran_ms(self, now: int) -> int:
+        """How long it has run. While it waits at another machine it does not."""
+        until = now if self.rests_since is None else self.rests_since
+        return until - self.since - self.rested_ms
+
+    def time_limit(self, max_wait_ms: int) -> int:
+        """When it must have ended. What it rests is no part of its timeout, but its wait, of at most so long, and its
+        timeout together bound it."""
+        request = self.request
+        ends = request.bound_at or request.arrived_at + max_wait_ms + request.timeout_ms
+        if self.rests_since is None:
+            ends = min(ends, self.since + request.timeout_ms + self.rested_ms)
+        return min(ends, request.ends_at or ends)
 
     @property
     def makes_way(self) -> bool:

@@ -56,6 +56,10 @@ KEEP_ALIVE_COMMENT_MS = 12_000
 #: The longest Retry-After: of a forecast, which may turn out shorter, and of a tier that is closed until midnight.
 RETRY_AFTER_S_MAX = 60
 CLOSED_S_MAX = 86_400
+#: Another machine that takes a request and hangs up without a byte, or the tunnel before it, is asked again so many
+#: times, after pauses that double from the first one.
+UNHEARD_TIMES_MAX = 6
+UNHEARD_PAUSE_MS = 200
 #: Background work that must yield continues to the end of its sentence, at most this many tokens further.
 RESUME_TOKENS_MAX = 64
 #: and no longer than this: then it stops where it is. An engine that is slow, or hangs, would keep people out.

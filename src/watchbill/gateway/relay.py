@@ -37,7 +37,13 @@ from watchbill.gateway.capture import Tap
 from watchbill.gateway.charging import Charge, Charging
 from watchbill.gateway.far_errors import FAR_REFUSALS
 from watchbill.gateway.forced_calls import ForcedCall
-from watchbill.gateway.limits import HEADERS_HELD_MS, KEEP_ALIVE_COMMENT_MS, RESUME_WAIT_MS
+from watchbill.gateway.limits import (
+    HEADERS_HELD_MS,
+    KEEP_ALIVE_COMMENT_MS,
+    RESUME_WAIT_MS,
+    UNHEARD_PAUSE_MS,
+    UNHEARD_TIMES_MAX,
+)
 from watchbill.gateway.meters import TokenCount
 from watchbill.gateway.request_context import RequestContext
 from watchbill.gateway.resume import Resumption
@@ -116,6 +122,7 @@ class Relay(AbstractContextManager["Relay", None]):
     _call: Call | None = None
     _start: Start | None = None
     _failed_attempt: int | None = None
+    _unheard: int = 0  # times in a row that another machine hung up without a byte
     _charge: Charge | None = None  # of this turn, where it costs money
     _held: WholeEvents | None = None  # of an external tier's stream, until its first event is whole
     _reserving: "asyncio.Task[None] | None" = None
@@ -306,6 +313,10 @@ class Relay(AbstractContextManager["Relay", None]):
         """Lets others go first in the middle of an answer. Returns the first piece of its continuation."""
         resume.go_on()
         self._return_turn()
+        if (
+            self.ticket.request.lease is not None
+        ):  # its own machine counts the pause as a wait, from its beginning
+            await out.comment(self._place())
         piece = await self.first(out)
         if not self.is_stream:
             resume.give_up()
@@ -430,7 +441,7 @@ class Relay(AbstractContextManager["Relay", None]):
         there, and nothing of its answer has come. Raises what keeps that machine from the answer."""
         if piece and is_sign_of_life(piece):
             return self._poll()
-        self.ticket.waits_there = False
+        self.ticket.rests(False)
         self.check_far(first_fields(piece) if b'"error"' in piece else None)
         return piece
 
@@ -566,6 +577,8 @@ class Relay(AbstractContextManager["Relay", None]):
     async def _pause(self) -> None:
         """The engine failed us a moment ago and the scheduler does not know yet: its news come first."""
         await self.ticket.verified()
+        if self._is_far and self._unheard > 1:
+            await asyncio.sleep(UNHEARD_PAUSE_MS * 2 ** (self._unheard - 2) / 1000)
         self._failed_attempt = _ANY_ATTEMPT
 
     def _begin(self, start: Start) -> Call:
@@ -625,7 +638,7 @@ class Relay(AbstractContextManager["Relay", None]):
         while not resume.broken_by and (piece := call.take()):
             heard = resume.hear(piece)
             if resume.is_far:
-                self.ticket.waits_there = piece.startswith(_WAITS)
+                self.ticket.rests(_WAITS in piece and _last_line(piece).startswith(_WAITS))
             self._tell_indivisible(resume)
             if heard:
                 return heard
@@ -674,6 +687,9 @@ class Relay(AbstractContextManager["Relay", None]):
         # An engine that was gone before it was asked has failed no request: the turn goes back.
         was_unused = cut is CutKind.ENGINE_FAILED and self._call is None
         if cut not in (CutKind.REQUEUE, CutKind.BOUNDARY) and not was_unused:
+            self._unheard = (
+                self._unheard + 1 if error.kind is FailureKind.CLOSED and not error.received else 0
+            )
             is_second = self._failed_attempt is not None and not self._advances() and not self._is_away(error)
             if is_second or not self._is_repeatable(error):
                 raise self._reason(error) from None
@@ -714,9 +730,7 @@ class Relay(AbstractContextManager["Relay", None]):
 
     def _is_away(self, error: UpstreamFailed) -> bool:
         """Whether another machine was not there to be asked: the request waits for it, or for another site."""
-        return (
-            error.kind is FailureKind.CONNECT and self._start is not None and self._start.tier in _CONTINUED
-        )
+        return self._is_far and (error.kind is FailureKind.CONNECT or 0 < self._unheard < UNHEARD_TIMES_MAX)
 
     def _advances(self) -> bool:
         """Whether the turn is at another machine and brought further words: then it may break off once more."""
@@ -729,9 +743,10 @@ class Relay(AbstractContextManager["Relay", None]):
         if self._call is not None:
             self.ticket.leave(self._call)
             self._call = None
+        goes_on = self._is_far and self.resume is not None and self.resume.can_go_on
         self._start = None
         self.status = 0
-        self.ticket.give_back(failed_at, is_fault=is_fault)
+        self.ticket.give_back(failed_at, is_fault=is_fault, goes_on=goes_on)
 
     def _reason(self, error: UpstreamFailed) -> TheirsError:
         how = self.ticket.cut
@@ -742,3 +757,7 @@ class Relay(AbstractContextManager["Relay", None]):
             return "working"
         left_ms = self.ticket.starts_in_ms()
         return "queued" if left_ms is None else f"queued, about {max(1, left_ms // 1000)} s"
+
+
+def _last_line(piece: bytes) -> bytes:
+    return piece.rstrip(b"\n").rpartition(b"\n")[2]

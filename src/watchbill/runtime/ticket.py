@@ -34,6 +34,7 @@ from watchbill.core.messages import (
     LetGo,
     Parting,
     Request,
+    Rested,
     Returned,
     Silence,
 )
@@ -236,6 +237,12 @@ class Ticket:
         if not self._ended and self.request.work_class.makes_way:
             self.driver.feed(Indivisible(self.id))
 
+    def rests(self, waits: bool) -> None:
+        """Notes whether the machine of this turn's site says that the request waits there."""
+        if waits is not self.waits_there and not self._ended:
+            self.waits_there = waits
+            self.driver.feed(Rested(self.id, waits))
+
     @property
     def can_leave_site(self) -> bool:
         """Whether another site may serve the running request."""
@@ -246,16 +253,16 @@ class Ticket:
         """Whether its site may not serve the running request any more, as the config says now."""
         return not self._ended and self.driver.is_out_of_reach(self.id)
 
-    def give_back(self, failed_at: str = "", *, is_fault: bool = False) -> None:
+    def give_back(self, failed_at: str = "", *, is_fault: bool = False, goes_on: bool = False) -> None:
         """Returns a turn of which the caller has received nothing, or whose answer is continued: it waits again. Not
-        at the site that refused or failed it, if one is named."""
+        at the site that refused or failed it, if one is named. `goes_on`: from the words of another machine."""
         if not self._ended:
             self.cut, self.is_orphaned = None, False
             self._sent = self.waits_there = False
             self.on_cut = None
             self.start = self._waiter = None
             parting, self._parting = self._parting, None
-            self.driver.feed(Returned(self.id, parting, failed_at, is_fault))
+            self.driver.feed(Returned(self.id, parting, failed_at, is_fault, goes_on))
 
     async def verified(self) -> None:
         """Waits until the scheduler knows what became of the engine that has just failed this request."""

@@ -356,7 +356,11 @@ class World:
         if action.how == "run_timeout":
             self.judge.timed_out(caller)
         parting = self._part(caller)
-        if action.how == "requeue":
+        if action.how == "engine_failed" and self._goes_on(caller):
+            caller.has_words = True
+            caller.wait_again(self.now + self._lanes_wait_ms(caller), is_failed=False)
+            self.at(self.now, lambda: self._return(caller, parting, goes_on=True))
+        elif action.how == "requeue":
             if caller.was_cut:
                 self.judge.say("cut twice before its first byte", action.id)
             caller.was_cut = True
@@ -376,17 +380,22 @@ class World:
             caller.wait_again(self.now + self._lanes_wait_ms(caller), is_failed=False)
             self._return(caller)
 
+    def _goes_on(self, caller: Caller) -> bool:
+        """Whether an answer whose machine is gone goes on from its words, here another time or elsewhere."""
+        is_far = self.declared[caller.served_by].where in (Tier.PEER, Tier.BURST)
+        return is_far and caller.begun and not caller.is_indivisible
+
     def _lanes_wait_ms(self, caller: Caller) -> int:
         """How long an answer that has begun may wait for its next turn: a caller's deadline was for its start."""
         request = caller.request
         return self.catalog.lane_for(request.lane).max_wait_ms if request.is_hurried else request.max_wait_ms
 
-    def _return(self, caller: Caller, parting: m.Parting | None = None) -> None:
+    def _return(self, caller: Caller, parting: m.Parting | None = None, *, goes_on: bool = False) -> None:
         if caller.state is not CallerState.RUNNING:
             return
         caller.ran_ms += self.now - caller.granted_at
         caller.state = CallerState.WAITING
-        self.feed(m.Returned(caller.request.id, parting))
+        self.feed(m.Returned(caller.request.id, parting, goes_on=goes_on))
 
     def give_back(self, caller: Caller, site: str, *, is_fault: bool) -> None:
         """The server of a site refused or failed a request: it goes to another one, or is refused."""

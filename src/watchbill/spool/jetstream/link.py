@@ -15,6 +15,7 @@ from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
+from watchbill.blocking_http import reason_of
 from watchbill.errors import ConfigError
 from watchbill.packages import how_to_install
 from watchbill.spool.faults import SpoolBroken, SpoolFull
@@ -249,6 +250,11 @@ class Link:
         return _REFUSED in self._trouble.lower()
 
     @property
+    def trouble(self) -> str:
+        """Why the last try failed, in the words of the server or the library; empty where none did."""
+        return self._trouble
+
+    @property
     def is_connected(self) -> bool:
         return self._client is not None and bool(self._client.is_connected)
 
@@ -308,10 +314,10 @@ class Link:
 
     async def _connect(self) -> "Client":
         """Connect, server after server, until one answers; the caller's bound ends it."""
-        nats = _nats()
         options = self._options()
+        make = _client_kind(is_encrypted="tls" in options)
         while True:
-            client: Client = nats.NATS()
+            client: Client = make()
             try:
                 await asyncio.wait_for(
                     client.connect(**options), BROKER_CONNECT_S * (1 + len(self.reach.servers))
@@ -383,6 +389,8 @@ def _received(message: "Msg") -> Received:
 
 
 def _told(error: Exception) -> str:
+    if isinstance(error, OSError) and error.errno is not None:
+        return reason_of(error)
     return str(error).removeprefix("nats: ") or type(error).__name__
 
 
@@ -402,9 +410,23 @@ def _tls(reach: Reach) -> ssl.SSLContext | None:
     return context
 
 
-def _nats() -> Any:
+def _client_kind(*, is_encrypted: bool) -> "type[Client]":
+    """The class of connections. An encrypted one ends before a word of ours where the server offers no TLS: the library
+    would go on without, and send the password and every event in the clear."""
     try:
-        import nats
+        import nats.aio.client
+        import nats.errors
     except ImportError as error:
         raise ConfigError(f"a spool on NATS needs a package: {how_to_install('nats')}") from error
-    return nats
+    if not is_encrypted:
+        return nats.aio.client.Client
+
+    class Encrypted(nats.aio.client.Client):
+        async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:
+            if initial_connection and not info.get("tls_required"):
+                raise nats.errors.Error(
+                    "the server offers no TLS, which [nats] asks for: nothing was sent to it"
+                )
+            await super()._process_info(info, initial_connection)
+
+    return Encrypted
