@@ -614,7 +614,8 @@ def test_a_move_waits_for_the_events_of_one_that_was_killed(
 def test_what_waits_on_a_cluster_is_leased_by_the_first_look(tmp_path: Path) -> None:
     """SPOOL-08: `dequeue`, `drain --once` and `move` look once. A cluster says that a pull has ended before its
     messages come: that is not the end of the queue. Of two writes of one note that meet, one comes too late,
-    which a cluster says with a number of its own: it was an error. A server that keeps no copies is named."""
+    which a cluster says with a number of its own: it was an error, and then a worker whose leases were taken away
+    took its former note for the new one. A server that keeps no copies is named."""
     with cluster(tmp_path / "cluster") as servers:
         reach = Reach(tuple(each.url for each in servers), token=TOKEN, wait_s=30)
 
@@ -645,7 +646,7 @@ def _let_writes_meet(reach: Reach) -> None:
 
     def write(place: int, worker: str, revision: int) -> int:
         note = Note({place + 1: Held(1, 1)})
-        return links[place].call(lambda: places[place].write(worker, note, 1, revision), "write")
+        return links[place].call(lambda: places[place].write(worker, note, revision, revision), "write")
 
     with ThreadPoolExecutor(2) as threads:
         for number in range(10):

@@ -13,6 +13,7 @@ worker is replaced by counts of tries, and its events may be taken. A worker who
 The note of a shell's lease has a term instead of a heartbeat.
 """
 
+import asyncio
 import json
 import os
 import time
@@ -23,7 +24,7 @@ from typing import Any, cast
 from watchbill.files.host import boot_id, host_name, pid_space, process_start
 from watchbill.spool.jetstream.link import NO_MESSAGE, BrokerSays, Link
 from watchbill.spool.jetstream.streams import Streams, from_api
-from watchbill.spool.limits import BROKER_NOTES_S, BROKER_PAGE
+from watchbill.spool.limits import BROKER_AGAIN_S, BROKER_NOTES_S, BROKER_PAGE
 from watchbill.spool.term import Term
 
 __all__ = ["Held", "Holder", "Holders", "Life", "Note", "new_worker"]
@@ -199,13 +200,19 @@ class Holders:
         """Write our own note over its last version, and return the new revision; 0 if it was taken away."""
         data = note.encode(beat)
         headers = {"Nats-Expected-Last-Subject-Sequence": str(revision), **_TTL}
-        try:
-            reply = await self._link.ask(self._subject(worker), data, headers)
-            return int(reply["seq"])
-        except BrokerSays as error:
-            if error.number not in _WRONG_LAST:
-                raise
-        found = await self.read(worker)  # the answer to our first send may have been lost
+        while True:
+            try:
+                reply = await self._link.ask(self._subject(worker), data, headers)
+                return int(reply["seq"])
+            except BrokerSays as error:
+                if error.number not in _WRONG_LAST:
+                    raise
+            found = await self.read(worker)
+            if (0 if found is None else found[1]) != revision:
+                break
+            # On a cluster: another write of it is under way, and what becomes of that decides.
+            await asyncio.sleep(BROKER_AGAIN_S)
+        # The answer to our first send may have been lost.
         return found[1] if found is not None and found[0].encode(beat) == data else 0
 
     async def read(self, worker: str) -> tuple[Note, int] | None:
