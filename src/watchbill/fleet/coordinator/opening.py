@@ -7,7 +7,6 @@ again: it may have been corrected.
 
 import errno
 import fnmatch
-import glob
 import hashlib
 import itertools
 import re
@@ -17,6 +16,7 @@ from dataclasses import dataclass
 from watchbill.errors import OursError
 from watchbill.files.atomic import NotAFile
 from watchbill.fleet import limits
+from watchbill.fleet.coordinator.declared_files import gone_files
 from watchbill.fleet.folder import places
 from watchbill.fleet.folder.disk import Disk
 from watchbill.fleet.folder.requests import Reopening
@@ -36,8 +36,8 @@ from watchbill.fleet.state.entries import (
     size_of_text,
 )
 from watchbill.fleet.state.learned import learned_vram
-from watchbill.fleet.state.ledger import Ledger, Phase
-from watchbill.fleet.state.shared_paths import manifest_path, output_path, patterns_of
+from watchbill.fleet.state.ledger import Ledger
+from watchbill.fleet.state.shared_paths import manifest_path
 from watchbill.plans import limits as plans_limits
 from watchbill.plans.batch import BelowRoot, ExecutePlan, decoded_inputs, encoded_inputs, settle_inputs
 from watchbill.plans.check import Plan, check, files_of
@@ -86,25 +86,8 @@ def reopening(disk: Disk, ledger: Ledger, request: Reopening) -> list[Entry]:
         plan, {name: value for name, value in given.items() if name in known or name in request.inputs}
     )
     reopen = Reopen(request.id, request.tasks, inputs, ledger.priority, _goal(plan))
-    gone = in_parts(_gone(disk, ledger), lambda each: sum(map(size_of_text, each)))
+    gone = in_parts(gone_files(disk, ledger), lambda each: sum(map(size_of_text, each)))
     return [*_parts(disk, ledger.plan, plan, inputs), *(Gone(dict(part)) for part in gone), reopen]
-
-
-def _gone(disk: Disk, ledger: Ledger) -> Iterator[tuple[str, str]]:
-    """The complete tasks of which a declared file is not there any more, each with the first such file."""
-    for task in ledger.tasks():
-        if ledger.phase(task) is Phase.COMPLETE:
-            gone = next((path for path in _declared(ledger, task) if not disk.has(path)), "")
-            if gone:
-                yield task, gone
-
-
-def _declared(ledger: Ledger, task: str) -> Iterator[str]:
-    """What a task leaves in the shared folder by its plan, as patterns: `produces`, and the answer of a model."""
-    work = ledger.spec(task).work
-    yield from patterns_of(ledger, task, work.produces)
-    if work.output:
-        yield glob.escape(output_path(ledger, task, work.output))
 
 
 def _goal(plan: Plan) -> str:
