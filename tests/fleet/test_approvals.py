@@ -1,6 +1,7 @@
 """Commands that wait for a person: who may let them run, what is remembered of it, and by whom (FLEET-10)."""
 
 import json
+import os
 from typing import Any
 
 import pytest
@@ -9,10 +10,15 @@ from support.eventually import wait_until
 from support.fleet_rig import FleetRig
 from watchbill import cli
 from watchbill.cli import limits
+from watchbill.cli.plan_asking import asked
+from watchbill.cli.terminal import Terminal
+from watchbill.files.host import boot_id, start_time
 from watchbill.fleet.folder import places
 from watchbill.fleet.folder.disk import FolderDisk
+from watchbill.fleet.folder.heartbeat import Pulse
 from watchbill.fleet.folder.requests import Reopening, ask_to_reopen, refusal_of
 from watchbill.fleet.state.approving import Answer, Verdict, answer, question_of
+from watchbill.fleet.state.epochs import announce
 from watchbill.fleet.state.ledger import Ledger, Phase
 from watchbill.fleet.state.reading import Follower, find_batch
 
@@ -263,3 +269,20 @@ def test_an_answer_that_came_too_late_is_refused(rig: FleetRig, capsys: pytest.C
     wait_until(lambda: is_at(rig, "asks", Phase.FAILED))
     assert "asks of b1 is failed, and waits for nobody any more" in refusal_of(disk, "b1.b.approve")
     assert refusal_of(disk, "b1.c.approve") == ""
+
+
+class StaleListing(FolderDisk):
+    """A network mount that still lists what another host has removed."""
+
+    def names(self, folder: str) -> list[str]:
+        return ["b1.1.reopen"] if folder == places.INBOX else super().names(folder)
+
+
+def test_a_request_that_was_read_is_known_although_an_old_listing_has_it(
+    rig: FleetRig, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """FLEET-13: each command about a batch would wait for 6 s on such a mount, and say that nobody has read it."""
+    monkeypatch.setattr(limits, "CLI_ANSWER_S", 0)
+    announce(rig.disk, 1, "host", Pulse(boot_id(), os.getpid(), start_time(os.getpid()) or 0, 1))
+    asked(rig.root, StaleListing(rig.root), Terminal(), "it goes on", request="b1.1.reopen")
+    assert capsys.readouterr().err == "it goes on\n"

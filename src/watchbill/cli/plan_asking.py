@@ -4,6 +4,7 @@ Several people may ask at the same time, and each command has judged by what it 
 the order of the requests; a command that is refused says so, with the reason.
 """
 
+import errno
 import time
 from pathlib import Path
 
@@ -36,16 +37,28 @@ def asked(folder: Path, disk: FolderDisk, terminal: Terminal, text: str, *, requ
     if is_dead:
         terminal.note(f"no coordinator runs; start one: {places.fleet_command(folder, 'coordinator')}")
     elif not is_read:
-        terminal.note("the coordinator has not read this yet")
+        see = places.fleet_command(folder, "plan", "status", request.partition(".")[0], "--follow")
+        terminal.note(f"nothing shows yet that the coordinator has read this; follow it: {see}")
 
 
 def _is_read_soon(disk: FolderDisk, request: str) -> bool:
     """Wait until the coordinator has taken a request; False where it takes long."""
     until = time.monotonic() + limits.CLI_ANSWER_S
-    while request in disk.names(places.INBOX):
+    while request in disk.names(places.INBOX) and _opens(disk, request):
         if time.monotonic() > until:
             return False
         time.sleep(limits.CLI_ANSWER_LOOK_S)
+    return True
+
+
+def _opens(disk: FolderDisk, request: str) -> bool:
+    """Whether a request can be opened: a network mount asks its server then, but may believe its listing for long."""
+    try:
+        disk.read(f"{places.INBOX}/{request}", limits.CLI_REQUEST_BYTES_MAX)
+    except OSError as error:
+        if error.errno not in (errno.ENOENT, errno.ESTALE):
+            raise
+        return False
     return True
 
 
