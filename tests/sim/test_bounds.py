@@ -401,6 +401,35 @@ def test_a_forecast_counts_that_an_equal_may_serve_its_line(
         assert 0.75 * kept <= caller.forecast_ms <= 1.25 * kept, (caller.forecast_ms, kept)
 
 
+@pytest.mark.parametrize("clients", [3, 4])
+def test_an_equal_with_long_answers_in_several_slots_is_waited_for_a_few_of_them(
+    world_of: WorldOf, model: ModelOf, clients: int
+) -> None:
+    """RES-11: closing it leaves its other slots idle until the last answer ends, so that is put off; for a person who
+    was told 9 s it was put off until the end of her patience of 120 s."""
+    lanes = {"chat": lane("chat", WorkClass.INTERACTIVE, 120_000, 60_000)}
+    busy = replace(model("busy"), concurrency=4)
+    world = world_of(model("single"), busy, load_ms=1_000, lanes=lanes, known_service_ms=6_000)
+    draw = random.Random(clients)
+
+    def ask(_: object = None) -> None:
+        world.at(
+            world.now + 5, lambda: world.arrive("busy", draw.randint(4_000, 8_000), lane="chat", then=ask)
+        )
+
+    for _ in range(clients):
+        ask()
+    for _ in range(3):
+        world.run(world.now + 120_000)
+        caller = world.arrive("single", 500, lane="chat")
+        world.run(world.now + 60_000)
+        assert caller.started_at is not None and caller.forecast_ms is not None
+        kept = caller.started_at - caller.request.arrived_at
+        assert kept <= 45_000
+        assert 0.6 * kept <= caller.forecast_ms <= 1.5 * kept, (caller.forecast_ms, kept)
+    assert not world.judge.broken
+
+
 def takes_ms(world: World, name: str, load_ms: int) -> None:
     """From now on its loads take this long."""
     world.engines[name].model = replace(world.engines[name].model, load_ms=load_ms)

@@ -551,6 +551,16 @@ class ModelState(CandidateState):
         """Whether an answer usually takes less time than a turn: then it may end before the model leaves."""
         return self.service.ms <= self.quantum_ms
 
+    @property
+    def usual_ms(self) -> float:
+        """The usual time of an answer beside those that run, or that will once it is in memory."""
+        return self.service.ms * self.batch_factor(self.beside)
+
+    @property
+    def beside(self) -> int:
+        """How many answers run at once, now or once it is in memory."""
+        return len(self.running) or min(len(self.line), self.spec.concurrency)
+
     def residual(self, now: int) -> float:
         """Milliseconds until running requests are done or at a boundary.
 

@@ -49,6 +49,10 @@ __all__ = [
 #: batches sooner makes each of them later.
 SOFT_TURN_LOWER = 1.0
 SOFT_TURN = 3.0
+#: The slots of an equal are idle until its last answer has ended. Where answers take longer than a quantum, that is a
+#: part of what the swap costs, too: a soft turn waits for so many answers, and for so many where one is always long.
+ANSWERS_FIRST = 3.0
+ANSWERS_MAX = 6.0
 #: An overdue model is still overtaken by a better class or priority that would run out of patience, for this many times
 #: the patience of that request. Then its turn comes, whatever else waits.
 OVERTAKEN_PATIENCES = 2.0
@@ -289,7 +293,7 @@ def gives_way(victim: ModelState, turn: Turn, now: int) -> bool:
     For a hard turn it does, unless it holds a request of the same or a higher class with less patience, or serves its
     line of the same class first. For a soft turn it does, unless it serves a higher class. Against an equal it may
     finish: a line that is served within one more quantum would only have to come back, and while one answer takes
-    longer than a quantum the other slots would be idle until it ends.
+    longer than a quantum the other slots would be idle until it ends. That is put off for some answers, and then done.
     """
     mine, its = turn.model.turn_class(), victim.worth_class(now)
     if turn.is_hard:
@@ -299,9 +303,18 @@ def gives_way(victim: ModelState, turn: Turn, now: int) -> bool:
         return its > mine or due is None or (victim.due() or due) >= due
     if its != mine or victim.is_idle:
         return its > mine or victim.is_idle
-    return victim.residual(now) <= max(victim.quantum_ms, victim.service.ms) and not (
-        _line_ends_soon(victim) and now < turn.since + victim.quantum_ms
-    )
+    if _line_ends_soon(victim) and now < turn.since + victim.quantum_ms:
+        return False
+    ends_ms, usual_ms = victim.residual(now), victim.usual_ms
+    if not _leaves_slots_idle(victim):
+        return ends_ms <= max(victim.quantum_ms, usual_ms)
+    waited_ms = now - turn.since
+    return waited_ms >= (ANSWERS_FIRST if ends_ms <= usual_ms else ANSWERS_MAX) * usual_ms
+
+
+def _leaves_slots_idle(model: ModelState) -> bool:
+    """Whether several answers run that take longer than a quantum: they do not end together."""
+    return model.beside > 1 and model.usual_ms > model.quantum_ms
 
 
 def _serves_first(victim: ModelState, turn: Turn, now: int) -> bool:
@@ -327,20 +340,27 @@ def _line_ends_soon(model: ModelState) -> bool:
 def finishing_ms(state: State, model: Candidate, oldest: Request, now: int) -> float:
     """How much longer an equal goes on when a soft turn comes (`gives_way`), if its callers come back all the time.
 
-    A line of one is empty for a moment after each answer, and the equal gives way then.
+    Each of them is away for a moment after its answer, and the equal gives way where too few others are left then.
     """
-    others = movable(state, model)
-    finishing = [
-        s
-        for s in others
-        if s.worth_class(now) is oldest.work_class
-        and len(s.line) > 1
-        and _line_ends_soon(s)
-        and s.is_kept_busy(now)
-    ]
-    if not finishing or can_cover(state.shortage_of(model), [s for s in others if s not in finishing]):
+    others = [*movable(state, model), *(s for s in coming_in(state, model) if _keeps_slots_busy(s))]
+    finishing = {s.name: s for s in others if s.worth_class(now) is oldest.work_class and _finishes(s, now)}
+    if not finishing or can_cover(state.shortage_of(model), [s for s in others if s.name not in finishing]):
         return 0.0
-    return max(s.quantum_ms for s in finishing)
+    return max(_finishing_ms(s) for s in finishing.values())
+
+
+def _finishes(model: ModelState, now: int) -> bool:
+    ends_soon = len(model.line) > 1 and _line_ends_soon(model)
+    return (ends_soon or _keeps_slots_busy(model)) and model.is_kept_busy(now)
+
+
+def _finishing_ms(model: ModelState) -> float:
+    return ANSWERS_FIRST * model.usual_ms if _keeps_slots_busy(model) else model.quantum_ms
+
+
+def _keeps_slots_busy(model: ModelState) -> bool:
+    """Whether closing it would leave slots idle, also in the moment in which one of its callers is away."""
+    return model.beside > 2 and _leaves_slots_idle(model)
 
 
 def is_cut_short(victim: ModelState, turn: Turn, now: int) -> bool:
