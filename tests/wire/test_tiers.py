@@ -25,7 +25,9 @@ from watchbill.config import parse
 from watchbill.engines import limits, scripted_server
 from watchbill.engines.limits import UPSTREAM_CONNECT_MS
 from watchbill.engines.scripted import check_script
+from watchbill.errors import ShuttingDown
 from watchbill.gateway import relay
+from watchbill.gateway.answers import as_response
 from watchbill.processes.ports import claim_port
 from watchbill.runtime import spending, tiers
 from watchbill.runtime.driver import Driver
@@ -1468,6 +1470,39 @@ private = true
             ):
                 assert (await ask(client, "big", **headers)).status == 200
                 assert peer.asked[-1].headers.get("x-watchbill-private") == mark
+
+
+async def test_a_burst_machine_that_shuts_down_is_waited_for(tmp_path: Path) -> None:
+    """SPOOL-09: one that was told to end, as before a preemption, refused what came meanwhile, with a Retry-After. That
+    closed its tier, and every request was refused; the machine was not started anew."""
+    left = 2
+
+    async def talk(asked: Asked, writer: asyncio.StreamWriter) -> None:
+        nonlocal left
+        if asked.path == "/v1/chat/completions" and left:
+            left -= 1
+            told = as_response(ShuttingDown())
+            lines = "".join(f"{name}: {value}\r\n" for name, value in told.headers.items())
+            head = f"HTTP/1.1 503 X\r\n{lines}Content-Length: {len(told.body)}\r\n\r\n"
+            writer.write(head.encode() + bytes(told.body))
+            return
+        await HELLO(asked, writer)
+
+    async with peer_listening(talk) as peer:
+        text = f"""
+{SMALL_MODEL}[tiers.box]
+kind = "burst"
+url = "http://127.0.0.1:{peer.port}"
+models = ["big"]
+start = "true"
+stop = "true"
+"""
+        async with opened(tmp_path, text) as (client, _):
+            for stream in (False, True):
+                left = 2
+                body = BODY | {"model": "big", "stream": stream}
+                answer = await within(20, client.ask("/v1/chat/completions", body))
+                assert (answer.status, left) == (200, 0), answer.body
 
 
 async def test_a_burst_tier_is_not_stopped_while_it_answers(tmp_path: Path) -> None:

@@ -179,6 +179,11 @@ class Call:
         """Whether the Watchbill that answers has counted the request as private."""
         return self._connection is not None and b"x-watchbill-private" in self._connection.headers
 
+    @property
+    def is_closing(self) -> bool:
+        """Whether the Watchbill that answers shuts down."""
+        return self._connection is not None and b"x-watchbill-closing" in self._connection.headers
+
     def _send_at_once(self) -> None:
         """Sends the request if there is a kept connection; else `news` opens one."""
         if not self._is_again and (kept := self._pool.take()) is not None:

@@ -11,7 +11,15 @@ from typing import cast
 import msgspec
 
 from watchbill.engines.statuses import Said, said_by
-from watchbill.errors import Cancelled, EngineFailed, LaneFull, NeverFits, TheirsError, TierClosed
+from watchbill.errors import (
+    Cancelled,
+    EngineFailed,
+    LaneFull,
+    NeverFits,
+    ShuttingDown,
+    TheirsError,
+    TierClosed,
+)
 from watchbill.gateway.http.messages import Response
 from watchbill.gateway.limits import CLOSED_S_MAX, RETRY_AFTER_S_MAX
 
@@ -234,6 +242,8 @@ def _retry_headers(error: TheirsError) -> dict[str, str]:
         headers["Retry-After"] = str(max(1, min(seconds_max, seconds)))
     if isinstance(error, LaneFull):
         headers["x-should-retry"] = "true"
+    if isinstance(error, ShuttingDown):  # what has made this machine a burst tier of its own starts another
+        headers["X-Watchbill-Closing"] = "1"
     return headers
 
 

@@ -38,6 +38,7 @@ from watchbill.gateway.charging import Charge, Charging
 from watchbill.gateway.far_errors import FAR_REFUSALS
 from watchbill.gateway.forced_calls import ForcedCall
 from watchbill.gateway.limits import (
+    CLOSING_PAUSE_MS,
     HEADERS_HELD_MS,
     KEEP_ALIVE_COMMENT_MS,
     RESUME_WAIT_MS,
@@ -122,6 +123,7 @@ class Relay(AbstractContextManager["Relay", None]):
     _call: Call | None = None
     _start: Start | None = None
     _failed_attempt: int | None = None
+    _ends_there: bool = False  # the other machine shuts down: it has failed no request, and is gone soon
     _unheard: int = 0  # times in a row that another machine hung up without a byte
     _charge: Charge | None = None  # of this turn, where it costs money
     _held: WholeEvents | None = None  # of an external tier's stream, until its first event is whole
@@ -478,6 +480,9 @@ class Relay(AbstractContextManager["Relay", None]):
         """Whether an answer that is none has the request asked again: otherwise, or at another site."""
         if status == NoLease.status:
             self._check_lease()
+        if call.is_closing and self._is_far:
+            self._ends_there = True
+            raise UpstreamFailed(FailureKind.CONNECT, "that machine shuts down")
         # Read now: the connection may serve another request when the answer has ended.
         self._retry_after_ms = call.retry_after_ms
         if self.unknown is not None and said_by(status) is Said.LACKS and self.unknown():
@@ -579,6 +584,8 @@ class Relay(AbstractContextManager["Relay", None]):
         await self.ticket.verified()
         if self._is_far and self._unheard > 1:
             await asyncio.sleep(UNHEARD_PAUSE_MS * 2 ** (self._unheard - 2) / 1000)
+        if self._ends_there:
+            await asyncio.sleep(CLOSING_PAUSE_MS / 1000)
         self._failed_attempt = _ANY_ATTEMPT
 
     def _begin(self, start: Start) -> Call:
