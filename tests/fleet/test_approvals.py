@@ -16,11 +16,11 @@ from watchbill.files.host import boot_id, start_time
 from watchbill.fleet.folder import places
 from watchbill.fleet.folder.disk import FolderDisk
 from watchbill.fleet.folder.heartbeat import Pulse
-from watchbill.fleet.folder.requests import Reopening, ask_to_reopen, refusal_of
+from watchbill.fleet.folder.requests import Reopening, ask_to_reopen
 from watchbill.fleet.state.approving import Answer, Verdict, answer, question_of
 from watchbill.fleet.state.epochs import announce
 from watchbill.fleet.state.ledger import Ledger, Phase
-from watchbill.fleet.state.reading import Follower, find_batch
+from watchbill.fleet.state.reading import Follower, find_batch, refusal_of
 
 ASK = 'ask = ["touch *"]\n'
 

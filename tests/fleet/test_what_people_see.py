@@ -308,6 +308,7 @@ def test_a_batch_that_was_cancelled_before_a_coordinator_came_is_not_opened(flee
     started(fleet)
     assert fleet.wait(batch) == 1
     assert "cancelled before it was opened" in fleet.plan("status", batch).stdout
+    assert fleet.status(batch)["state"] == "cancelled"
     assert not list(fleet.batch("p", batch).glob("journal*"))
     assert not os.listdir(fleet.root / places.INBOX)
 

@@ -15,8 +15,9 @@ from watchbill.files.atomic import NotAFile
 from watchbill.fleet.coordinator.opening import reopening
 from watchbill.fleet.folder import places
 from watchbill.fleet.folder.disk import FolderDisk
-from watchbill.fleet.folder.requests import Reopening, refusal_of, take_back, unread_requests
+from watchbill.fleet.folder.requests import Reopening, take_back, unread_requests
 from watchbill.fleet.state.ledger import Effect, Ledger
+from watchbill.fleet.state.reading import refusal_of
 from watchbill.fleet.state.resuming import carry_over
 from watchbill.fleet.views.overview import coordinator_of
 

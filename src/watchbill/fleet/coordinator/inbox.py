@@ -97,7 +97,9 @@ class Inbox:
             cancel = f"{batch}.{_Kind.CANCEL.value}"
             if kind is _Kind.PLAN and cancel in listed and batch not in self._active.batches:
                 self._acts.later(
-                    lambda name=name: self._refuse(name, "it was cancelled before it was opened")
+                    lambda name=name: self._refuse(
+                        name, "it was cancelled before it was opened", is_cancelled=True
+                    )
                 )
                 self._acts.remove(f"{places.INBOX}/{cancel}")
             elif kind is not _Kind.CANCEL:
@@ -127,10 +129,11 @@ class Inbox:
             why = str(error)
             self._acts.later(lambda: self._refuse(name, why))
 
-    def _refuse(self, name: str, why: str) -> None:
-        """Put a plan that cannot be run aside, with the reason."""
+    def _refuse(self, name: str, why: str, *, is_cancelled: bool = False) -> None:
+        """Put a plan that cannot be run, or is not wanted any more, aside with the reason."""
         _LOG.warning("action=refuse file=%s why=%s", name, why)
-        self._disk.put(f"{places.REFUSED}/{name}", encode({"error": why}) + b"\n", durable=True)
+        told = {"error": why, **({"is_cancelled": True} if is_cancelled else {})}
+        self._disk.put(f"{places.REFUSED}/{name}", encode(told) + b"\n", durable=True)
         self._disk.remove(f"{places.INBOX}/{name}")
 
     # ------------------------------------------------------------ plans

@@ -32,7 +32,6 @@ __all__ = [
     "cancel_request",
     "has_request",
     "new_request_id",
-    "refusal_of",
     "take_back",
     "unread_requests",
 ]
@@ -117,17 +116,6 @@ def ask_to_reopen(disk: Disk, request: Reopening) -> str:
 def take_back(disk: Disk, name: str) -> None:
     """Remove a request that no coordinator has read."""
     disk.remove(f"{places.INBOX}/{name}")
-
-
-def refusal_of(disk: Disk, name: str) -> str:
-    """Why the coordinator has refused a request that lies in the inbox no more; "" for one that it obeyed."""
-    try:
-        refused = fields_of(disk.read(f"{places.REFUSED}/{name}", limits.FLEET_FILE_BYTES_MAX))
-    except FileNotFoundError:
-        return ""
-    except (NotAFile, ValueError):
-        return "it cannot be read why"
-    return refused.text("error")
 
 
 def unread_requests(disk: Disk, batch: str) -> list[str]:

@@ -12,7 +12,7 @@ from watchbill.fleet import limits
 from watchbill.fleet.folder import places
 from watchbill.fleet.folder.disk import Disk, FolderDisk
 from watchbill.fleet.folder.record import Tail, read_whole
-from watchbill.fleet.folder.values import fields_of
+from watchbill.fleet.folder.values import Fields, fields_of
 from watchbill.fleet.state.entries import decode
 from watchbill.fleet.state.journal import believed
 from watchbill.fleet.state.ledger import Ledger
@@ -21,7 +21,7 @@ from watchbill.names import check_folder_name
 from watchbill.plans.batch import ExecutePlan
 from watchbill.suggest import did_you_mean
 
-__all__ = ["BatchPlace", "Follower", "batches_of", "find_batch", "refusal_of"]
+__all__ = ["BatchPlace", "Follower", "batches_of", "find_batch", "refusal_of", "was_cancelled_unopened"]
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -116,10 +116,19 @@ def find_batch(disk: FolderDisk, named: str) -> BatchPlace:
 
 def refusal_of(disk: FolderDisk, file: str) -> str:
     """Why the coordinator refused a file of the inbox; "" where it did not."""
+    return _refused(disk, file).text("error")
+
+
+def was_cancelled_unopened(disk: FolderDisk, batch: str) -> bool:
+    """Whether a batch was cancelled before a coordinator opened it."""
+    return _refused(disk, f"{batch}.json").flag("is_cancelled")
+
+
+def _refused(disk: FolderDisk, file: str) -> Fields:
     try:
-        return fields_of(disk.read(f"{places.REFUSED}/{file}", limits.FLEET_FILE_BYTES_MAX)).text("error")
+        return fields_of(disk.read(f"{places.REFUSED}/{file}", limits.FLEET_FILE_BYTES_MAX))
     except (FileNotFoundError, ValueError, NotAFile):
-        return ""
+        return Fields({})
 
 
 class Follower:

@@ -19,7 +19,7 @@ from watchbill.fleet.folder.values import fields_of
 from watchbill.fleet.permissions.rules import SandboxRules
 from watchbill.fleet.permissions.ruling import load_book
 from watchbill.fleet.state.ledger import Ledger
-from watchbill.fleet.state.reading import BatchPlace, Follower, batches_of, refusal_of
+from watchbill.fleet.state.reading import BatchPlace, Follower, batches_of, refusal_of, was_cancelled_unopened
 from watchbill.fleet.views.progress import BatchProgress, BatchState, TaskStage, progress_of
 from watchbill.fleet.views.room import Shortage, shortage_of
 
@@ -160,6 +160,8 @@ def _without_journal(disk: FolderDisk, place: BatchPlace) -> BatchProgress:
         fields = fields_of(disk.read(f"{place.folder}/RUN_SUMMARY.json", limits.SLIP_BYTES_MAX))
     except (FileNotFoundError, ValueError, NotAFile):
         state = BatchState.REFUSED if refusal else _submitted(disk, place.batch)
+        if was_cancelled_unopened(disk, place.batch):
+            state = BatchState.CANCELLED
         return BatchProgress(place.batch, place.plan, state, {}, [])
     listed = fields.mapping("counts")
     counts = {
