@@ -12,6 +12,7 @@ from watchbill.core import messages as m
 from watchbill.core.running import BOUNDARY_MS
 from watchbill.core.stages import Stage
 from watchbill.runtime.views import request_view
+from watchbill.simulate import world as simulated
 from watchbill.simulate.callers import Caller, Faults
 from watchbill.simulate.world import World
 from watchbill.units import Millis
@@ -427,6 +428,24 @@ def test_an_equal_with_long_answers_in_several_slots_is_waited_for_a_few_of_them
         kept = caller.started_at - caller.request.arrived_at
         assert kept <= 45_000
         assert 0.6 * kept <= caller.forecast_ms <= 1.5 * kept, (caller.forecast_ms, kept)
+    assert not world.judge.broken
+
+
+def test_an_equal_is_not_closed_before_its_first_answer_has_begun(
+    world_of: WorldOf, model: ModelOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """RES-11: a long prompt is read for longer than a quantum. Each answer was cut once and begun anew: two loads for
+    one answer, and every other one was for nothing."""
+    monkeypatch.setattr(simulated, "FIRST_BYTE_SHARE", 1.0)
+    monkeypatch.setattr(simulated, "FIRST_BYTE_MAX_MS", 60_000)
+    lanes = {"chat": lane("chat", WorkClass.INTERACTIVE, 120_000, 60_000)}
+    world = world_of(model("A"), model("B"), load_ms=1_000, lanes=lanes, known_service_ms=6_000)
+    for name in ("A", "B"):
+        keep_asking(world, name, 6_000)
+    world.run(300_000)
+    answered = sum(caller.outcome == "answered" for caller in world.callers.values())
+    assert answered >= 40
+    assert world.tally.loads <= 1.1 * answered
     assert not world.judge.broken
 
 

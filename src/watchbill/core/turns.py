@@ -294,6 +294,7 @@ def gives_way(victim: ModelState, turn: Turn, now: int) -> bool:
     line of the same class first. For a soft turn it does, unless it serves a higher class. Against an equal it may
     finish: a line that is served within one more quantum would only have to come back, and while one answer takes
     longer than a quantum the other slots would be idle until it ends. That is put off for some answers, and then done.
+    An answer that has not begun would be lost, and the load for it, too: a turn lasts for one answer.
     """
     mine, its = turn.model.turn_class(), victim.worth_class(now)
     if turn.is_hard:
@@ -304,6 +305,8 @@ def gives_way(victim: ModelState, turn: Turn, now: int) -> bool:
     if its != mine or victim.is_idle:
         return its > mine or victim.is_idle
     if _line_ends_soon(victim) and now < turn.since + victim.quantum_ms:
+        return False
+    if not victim.has_answered(now) and not all(running.begun for running in victim.running.values()):
         return False
     ends_ms, usual_ms = victim.residual(now), victim.usual_ms
     if not _leaves_slots_idle(victim):
