@@ -582,7 +582,7 @@ class Relay(AbstractContextManager["Relay", None]):
     async def _pause(self) -> None:
         """The engine failed us a moment ago and the scheduler does not know yet: its news come first."""
         await self.ticket.verified()
-        if self._is_far and self._unheard > 1:
+        if self._unheard > 1:
             await asyncio.sleep(UNHEARD_PAUSE_MS * 2 ** (self._unheard - 2) / 1000)
         if self._ends_there:
             await asyncio.sleep(CLOSING_PAUSE_MS / 1000)
