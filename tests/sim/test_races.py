@@ -325,6 +325,29 @@ def test_what_waits_for_a_host_when_it_falls_silent_is_not_loaded_there(
     assert not world.judge.broken
 
 
+def test_a_plan_waits_for_a_model_that_leaves_for_one_whose_callers_are_gone(
+    world_of: WorldOf, model: ModelOf
+) -> None:
+    """RES-11: it was dropped after 15 s, and not made again for 15 more: memory stood empty while it waited."""
+    lanes = {"chat": Lane("chat", max_wait_ms=Millis(120_000), timeout_ms=Millis(300_000))}
+    world = world_of(model("A"), model("B"), model("C"), lanes=lanes, load_ms=1_000)
+    world.arrive("A", 300, lane="chat")
+    world.run(10_000)
+    long = world.arrive("A", 136_000, lane="chat")
+    for _ in range(2):
+        other = world.arrive("B", 300, lane="chat")
+        while world.core.state.models["A"].stage is not Stage.DRAINING:
+            world.run(world.now + 100)
+        world.leave(other)
+        world.run(world.now + 10)
+    waits = world.arrive("C", 300, lane="chat")
+    world.run(world.now + 150_000)
+    assert long.ended_at is not None
+    assert waits.started_at is not None
+    assert waits.started_at <= long.ended_at + 3_000
+    assert not world.judge.broken
+
+
 def test_a_place_of_a_lane_is_kept_where_no_other_is_left(world_of: WorldOf, model: ModelOf) -> None:
     """LANE-02, RES-11: two places were free, one earlier request waited for its model, and a later one for nothing."""
     lane = Lane("tasks", concurrency=2, max_wait_ms=Millis(60_000))

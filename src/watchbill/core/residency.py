@@ -68,7 +68,7 @@ from watchbill.core.reasons import (
 from watchbill.core.resources import shortage
 from watchbill.core.routing import is_spent_out
 from watchbill.core.running import Running
-from watchbill.core.stages import HOLDING, MOVING, Stage
+from watchbill.core.stages import HOLDING, LEAVING, MOVING, Stage
 from watchbill.core.state import State
 from watchbill.errors import IllegalTransition
 
@@ -321,8 +321,11 @@ class Residency:
             if self._is_in_the_way(model, now):
                 model.clear_since = None
                 continue
-            if not shortage(model.needs, self._state.actual_free(model)):
+            short = shortage(model.needs, self._state.actual_free(model))
+            if not short:
                 self._load(model, now)
+            elif any(not short.keys().isdisjoint(s.needs) for s in self._state.in_stage(*LEAVING)):
+                model.clear_since = None  # they leave for a plan that was dropped, or by themselves
             elif model.clear_since is None:
                 model.clear_since = now
 
