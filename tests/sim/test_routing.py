@@ -217,3 +217,24 @@ def test_a_pause_elsewhere_is_a_wait_with_a_bound(world_of: WorldOf, model: Mode
     world.feed(m.Rested(request.id, True))
     world.run(request.arrived_at + request.max_wait_ms + request.timeout_ms + 1_000)
     assert caller.outcome == "run_timeout"
+
+
+def test_the_same_site_under_a_new_name_is_no_other_site(world_of: WorldOf, model: ModelOf) -> None:
+    """SPOOL-10: what the site refused was sent back for another one, and refused as a model that can never fit."""
+    world = routed(world_of(model("big", 99), copy_of("big", "box", Tier.BURST)))
+    caller = world.arrive("big", 30_000, lane="chat")
+    world.run(10_000)
+    assert caller.served_by == "big@box"
+    own, renamed = world.catalog.models["big"], copy_of("big", "box", Tier.BURST, served_as="other")
+    _set_models(world, own, replace(renamed, name="big@boxx"))
+    assert not world.core.can_leave_site(caller.request.id, int(world.now))
+    _set_models(world, own, replace(renamed, name="big@boxx"), copy_of("big", "cloud", Tier.EXTERNAL))
+    assert world.core.can_leave_site(caller.request.id, int(world.now))
+
+
+def _set_models(world: World, *models: Model) -> None:
+    true = world.truth["big@box"]
+    world.reload(
+        replace(world.catalog, models={each.name: each for each in models}),
+        {each.name: replace(true, name=each.name) for each in models if each.name not in world.truth},
+    )

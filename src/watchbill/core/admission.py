@@ -464,9 +464,10 @@ class Admission:
         running = None if model is None else model.running.get(request_id)
         if model is None or running is None or self._state.is_closing or running.request.companions:
             return False
-        request = running.request
+        request, site = running.request, model.serving.spec.site
         asked = self._state.models.get(request.model)
-        return asked is not None and any(s is not model for s in self._choices(request, asked, now))
+        others = () if asked is None else self._choices(request, asked, now)
+        return any(s is not model and (site is None or s.serving.spec.site != site) for s in others)
 
     def is_out_of_reach(self, request_id: str) -> bool:
         """Whether the site of a running request may not serve it any more, as the config says now."""
