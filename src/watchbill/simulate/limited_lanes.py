@@ -68,6 +68,7 @@ class LimitedLanes:
                 may_start(other)
                 and not models[other.served_by].in_use
                 and not self._kept_for(other)
+                and not self._slot_kept_for(other)
                 and not self._is_hurried(started, other)
             ):
                 self._passed.append((started, other))
@@ -97,9 +98,10 @@ class LimitedLanes:
             if is_limited and self.is_full(lane):
                 continue
             place_for = self._kept_for(caller) if is_limited else ""
-            if not (first := place_for or self._slot_kept_for(caller)):
+            slot_for = self._slot_kept_for(caller)
+            if not (first := place_for or slot_for):
                 continue
-            if place_for and not self._is_coming(caller):
+            if not slot_for and not self._is_coming(caller):
                 at = self._still[caller.request.id] = still.get(caller.request.id, self._world.now)
                 if self._world.now - at > STILL_SLACK_MS:
                     self.say(
@@ -159,9 +161,8 @@ class LimitedLanes:
 
     def _finds_no_slot(self, caller: Caller) -> bool:
         model = self._world.core.state.models[caller.served_by]
-        return model.stage is Stage.READY and not model.has_slot_for(
-            caller.request.work_class, int(self._world.now)
-        )
+        has_slot = model.has_slot_for(caller.request.work_class, int(self._world.now))
+        return model.stage is Stage.READY and (not has_slot or bool(self._slot_kept_for(caller)))
 
     def _is_hurried(self, later: Caller, other: Caller) -> bool:
         """Whether a request is within one service time of its due, and the one before it is not."""
@@ -184,11 +185,11 @@ class LimitedLanes:
         return sum(c.state is CallerState.RUNNING and c.request.lane == name for c in open_callers)
 
 
-def _key(caller: Caller) -> tuple[WorkClass, bool, int]:
+def _key(caller: Caller) -> tuple[WorkClass, bool, int, str]:
     """Its place in its lane, as `core.line` has it."""
     request = caller.request
     head_start = (5 - request.priority) * HEAD_START_MS
-    return (request.work_class, not request.operator, request.arrived_at - head_start)
+    return (request.work_class, not request.operator, request.arrived_at - head_start, request.id)
 
 
 def _is_before(other: Caller, started: Caller) -> bool:

@@ -7,7 +7,8 @@ see.
 - **class**: a model that waits for a higher class than its place is used for gets the place after a bounded time,
   however fast the lower class is served.
 - **priority**: of the models of one class that wait for a place, a better priority is loaded first, unless the other
-  model's request would run out of patience, or all places of the lanes are taken that the better one is needed for.
+  model's request would run out of patience, or all places of the lanes are taken that the better one is needed for. One
+  that was asked for with a better priority and has less patience left may pass one that is better by its age.
 - **idle memory**: a model that is needed, and for which there is room, is loaded at once, unless one on several devices
   waits for this place, too, and for no lower class: the place may be kept until the others are free.
 """
@@ -76,8 +77,17 @@ class Waits:
         for other in self._waiting():
             rank = self._rank(other)
             is_rival = self._places.get(other) == self._places[name] and not self._finds_lanes_full(other)
-            if is_rival and rank[0] == mine[0] and rank < mine:
+            if is_rival and rank[0] == mine[0] and rank < mine and not self._would_miss(name, other):
                 self.say("a worse priority was loaded first", f"{name} {mine} before {other} {rank}")
+
+    def _would_miss(self, name: str, other: str) -> bool:
+        """Whether a model was asked for with a better priority, and has less patience left than one that has aged."""
+        callers = [c for c in self._world.open.values() if c.state is CallerState.WAITING]
+        mine, its = ([c for c in callers if c.served_by == each] for each in (name, other))
+        if not mine:
+            return False
+        asked = [min((c.request.work_class, c.request.priority) for c in each) for each in (mine, its)]
+        return asked[0] < asked[1] and min(c.due for c in mine) < min(c.due for c in its)
 
     def _finds_lanes_full(self, name: str) -> bool:
         """Whether none of those that wait for it could start, however fast it came."""
@@ -164,7 +174,8 @@ class Waits:
 
     def _class_at(self, name: str) -> WorkClass:
         """The highest class that a model serves or that waits for it."""
-        classes = (c.request.work_class for c in self._world.open.values() if c.served_by == name)
+        callers = self._world.open.values()
+        classes = (c.request.work_class for c in callers if c.served_by == name or name in c.beside)
         return min(classes, default=WorkClass.ROTATION)
 
     def _load_ms(self, name: str) -> float:
