@@ -384,6 +384,24 @@ def test_a_place_of_a_lane_is_kept_only_for_a_model_on_its_way(world_of: WorldOf
     assert not world.judge.broken
 
 
+def test_a_place_of_a_lane_is_kept_for_nobody_whose_model_comes_and_answers_others_first(
+    world_of: WorldOf, model: ModelOf
+) -> None:
+    """RES-11, LANE-02: it was kept until the model was there; then an earlier one of another lane took the only slot,
+    for longer than the answer that had waited."""
+    lanes = {"narrow": Lane("narrow", concurrency=1), "chat": Lane("chat")}
+    world = world_of(model("A", 8), model("B", 8), lanes=lanes, load_ms=3_000, known_service_ms=20_000)
+    world.arrive("B", 20_000, lane="chat")
+    world.run(30_000)
+    before = world.arrive("A", 20_000, lane="chat")
+    held = world.arrive("A", 20_000, lane="narrow")
+    at_once = world.arrive("B", 20_000, lane="narrow")
+    world.run(90_000)
+    assert at_once.started_at == at_once.request.arrived_at
+    assert {before.outcome, held.outcome} == {"answered"}
+    assert not world.judge.broken
+
+
 @pytest.mark.parametrize(("mine_ms", "theirs_ms"), [(1_500, 1_000), (300, 3_000), (3_000, 300)])
 def test_the_first_of_a_lane_finds_its_place_and_its_slot_together(
     world_of: WorldOf, model: ModelOf, mine_ms: int, theirs_ms: int
@@ -409,6 +427,30 @@ def test_the_first_of_a_lane_finds_its_place_and_its_slot_together(
     world.run(90_000)
     assert alone.started_at is not None
     assert alone.started_at - alone.request.arrived_at <= 5 * (mine_ms + theirs_ms)
+    assert not world.judge.broken
+
+
+def test_a_place_is_not_held_by_one_whose_slot_is_kept_for_another(world_of: WorldOf, model: ModelOf) -> None:
+    """LANE-02, RES-11: the only slot of its model was kept for the first of another lane, and the place that it could
+    not use for it: a third model was idle meanwhile."""
+    lanes = {"narrow": Lane("narrow", concurrency=1), "wide": Lane("wide", concurrency=1)}
+    each = (model(name, 6) for name in "ABC")
+    world = world_of(*each, lanes=lanes, load_ms=500, known_service_ms=5_000)
+    for name in "ABC":
+        world.arrive(name, 5_000, lane="narrow")
+        world.run(world.now + 10_000)
+    world.arrive("C", 5_000, lane="narrow")
+    world.run(world.now + 2_000)
+    first = world.arrive("A", 5_000, lane="narrow")
+    world.run(world.now + 10)
+    second = world.arrive("A", 5_000, lane="wide")
+    world.run(world.now + 10)
+    at_once = world.arrive("B", 5_000, lane="wide")
+    world.run(world.now + 60_000)
+    assert at_once.started_at == at_once.request.arrived_at
+    assert first.started_at is not None
+    assert second.started_at is not None
+    assert first.started_at < second.started_at
     assert not world.judge.broken
 
 
@@ -459,6 +501,59 @@ def test_a_model_whose_lane_is_full_takes_the_room_of_others_only_when_it_can_se
     assert answered["B"] >= 3
     assert world.tally.loads_by_model["B"] <= answered["B"] + 1
     assert answered["C"] >= 850  # it got 241 and 303
+    assert not world.judge.broken
+
+
+def test_a_model_comes_although_a_busy_one_has_earlier_requests_of_its_lane(
+    world_of: WorldOf, model: ModelOf
+) -> None:
+    """LANE-02, P3: it was kept out for as long as those would take, which no slot was free for; meanwhile later ones of
+    a third model passed all of them."""
+    lanes = {"narrow": Lane("narrow", concurrency=1), "chat": Lane("chat")}
+    world = world_of(model("busy", 4), model("B", 14), model("C", 14), lanes=lanes, load_ms=1_000)
+    for name, work_ms in (("B", 300), ("C", 100), ("busy", 20_000)) * 3:
+        caller = world.arrive(name, work_ms, lane="chat")
+        while not caller.outcome:
+            world.run(world.now + 100)
+
+    def ask(_: object = None) -> None:
+        world.at(world.now + 500, lambda: world.arrive("C", 100, lane="narrow", then=ask))
+
+    ask()
+    world.run(world.now + 5_000)
+    world.arrive("busy", 20_000, lane="chat")
+    world.run(world.now + 100)
+    earlier = [world.arrive("busy", 20_000, lane="narrow") for _ in range(2)]
+    world.run(world.now + 100)
+    alone = world.arrive("B", 300, lane="narrow")
+    world.run(world.now + 100_000)
+    started = [each.started_at for each in (alone, *earlier)]
+    assert started == sorted(filter(None, started))
+    assert not world.judge.broken
+
+
+def test_a_better_priority_comes_first_although_one_that_leaves_goes_before_it_in_its_lane(
+    world_of: WorldOf, model: ModelOf
+) -> None:
+    """LANE-06, LANE-02: it was kept out because of an earlier request of a model that then left for a worse one."""
+    lanes = {"narrow": Lane("narrow", concurrency=1), "chat": Lane("chat")}
+    each = (model(name, 16, priority=priority) for name, priority in (("A", 1), ("B", 2), ("C", 3)))
+    world = world_of(*each, lanes=lanes, load_ms=200, known_service_ms=3_000)
+
+    def ask(_: object = None) -> None:
+        world.at(world.now + 5, lambda: world.arrive("A", 3_000, lane="chat", then=ask))
+
+    ask()
+    world.run(18_350)
+    world.arrive("A", 3_000, lane="narrow")
+    world.run(world.now + 10)
+    better = world.arrive("B", 3_000, lane="narrow")
+    world.run(world.now + 10)
+    worse = world.arrive("C", 3_000, lane="chat")
+    world.run(world.now + 60_000)
+    assert better.started_at is not None
+    assert worse.started_at is not None
+    assert better.started_at < worse.started_at
     assert not world.judge.broken
 
 

@@ -3,7 +3,7 @@
 Questions about the state that every policy asks. A policy chooses only among these.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from watchbill.catalog import WorkClass
 from watchbill.core.companions import Candidate
@@ -15,6 +15,7 @@ from watchbill.core.state import State
 
 __all__ = [
     "is_held_back",
+    "kept_out_by",
     "movable",
     "share_room",
     "uncertainty",
@@ -51,8 +52,17 @@ def wanted_elsewhere(state: State, now: int) -> list[ModelState]:
 
 def waiting(state: State, now: int) -> list[Candidate]:
     """The models that should be loaded and may be tried."""
-    tried = (s for s in wanting(state) if now >= s.retry_at and state.may_load(s, now))
-    return [s for s in tried if not is_kept_out(state, s, now)]
+    return [s for s in _tried(state, now) if not is_kept_out(state, s, now)]
+
+
+def kept_out_by(state: State, leaving: Sequence[ModelState], now: int) -> list[Candidate]:
+    """The models that should be loaded, too, once these have left, whose requests go before theirs in a lane."""
+    kept_out = [s for s in _tried(state, now) if is_kept_out(state, s, now)]
+    return [s for s in kept_out if not is_kept_out(state, s, now, leaving)]
+
+
+def _tried(state: State, now: int) -> list[Candidate]:
+    return [s for s in wanting(state) if now >= s.retry_at and state.may_load(s, now)]
 
 
 def movable(state: State, target: Candidate | None = None) -> list[ModelState]:

@@ -90,9 +90,11 @@ class Dispatch:
         waiting = -1
         self._gave_way = True
         self._lanes.begin(is_planned=is_planned)
-        # Once, and again where a request let an earlier one of its lane go first, which another model serves.
-        while self._gave_way and waiting != self._state.waiting:
+        # Once, and again where a request let an earlier one of its lane go first, which another model serves, or which
+        # turned out to have no slot.
+        while self._gave_way and (waiting != self._state.waiting or self._lanes.keeps_more):
             waiting, self._gave_way = self._state.waiting, False
+            self._lanes.keeps_more = False
             for model in self._state.serving():
                 while (model.line or model.companion_sets) and self._grant_next(model, now):
                     pass

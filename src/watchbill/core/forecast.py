@@ -124,18 +124,23 @@ def way_in_ms(state: State, model: Candidate, now: int) -> float:
 
 
 def until_lane(
-    state: State, model: Candidate, request: Request, now: int, *, only_ready: bool = False
+    state: State,
+    model: Candidate,
+    request: Request,
+    now: int,
+    *,
+    ahead: Sequence[tuple[Candidate, int]] | None = None,
 ) -> Forecast:
     """Until one more request of this lane may run; most lanes have no limit of their own.
 
-    All that wait in the lane before it go first, or with `only_ready` only those whose models take requests now.
+    All that wait in the lane before it go first, or only these, so many of each line.
     """
     lane = state.catalog.lanes.get(request.lane)
     if lane is None or lane.concurrency is None:
         return NOW
     limit = lane.concurrency
     every = [(s, r) for s in state.models.values() for r in s.running.values() if r.request.lane == lane.name]
-    ahead = list(ahead_in_lane(state, request, now, only_ready=only_ready))
+    ahead = list(ahead_in_lane(state, request, now)) if ahead is None else ahead
     kept = {line.name: _kept_ms(state, line, model, now) for line, _ in ahead}
     if len(every) < limit and model.serving.can_start(request.work_class, now) and not any(kept.values()):
         return NOW  # what waits before it in its lane waits for another model, which cannot start it yet
@@ -188,17 +193,14 @@ def _kept_ms(state: State, line: Candidate, model: Candidate, now: int) -> float
 
 
 def ahead_in_lane(
-    state: State, request: Request, now: int, *, only_ready: bool = False
+    state: State, request: Request, now: int, lines: Iterable[Candidate] | None = None
 ) -> Iterator[tuple[Candidate, int]]:
     """How many requests of its lane wait before this one in each line: all that do, where it is in none yet."""
     if not state.lane_waiting.get(request.lane):
         return
     own = state.home.get(request.id)
     rank = own.line.rank(request.id, now + own.service.ms) if own and request.id in own.line else None
-    for line in state.lines():
-        is_sound = line.silence is None and not line.serving.is_suspect
-        if only_ready and not (is_sound and line.stage is Stage.READY):
-            continue
+    for line in state.lines() if lines is None else lines:
         if not (count := line.line.lanes.get(request.lane, 0)):
             continue
         if rank is not None:

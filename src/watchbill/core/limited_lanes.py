@@ -16,7 +16,7 @@ then it comes a little earlier.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import NamedTuple
 
 from watchbill.catalog import WorkClass
@@ -61,6 +61,7 @@ class _Kept(NamedTuple):
     id: str
     since: int
     way_ms: float  # how much longer that takes
+    until: float = 0.0
 
 
 class LaneHold(NamedTuple):
@@ -83,6 +84,7 @@ class LimitedLanes:
         self._slots: dict[str, _Kept] = {}  # model -> the request that its last slot is kept for
         self._is_planned = False  # in this step no further plan follows
         self.awaits_plan = False  # in this round a place is kept for a model that no plan brings yet
+        self.keeps_more = False  # a slot is kept that others of this round gave way to
 
     def begin(self, *, is_planned: bool) -> None:
         """Begins a round of starts: what was found in the last one may not be true any more."""
@@ -92,16 +94,15 @@ class LimitedLanes:
     def started(self, request: Request) -> None:
         """Notes that a request has taken a place of its lane. One that is over in time has not passed anybody."""
         self._firsts.clear()
-        kept = self._kept.get(request.lane)
-        if kept and (request.id == kept.id or self._state.home[request.id].service.ms >= kept.way_ms):
-            del self._kept[request.lane]
-        model = self._state.home[request.id].serving.name
-        slot = self._slots.get(model)
-        if slot and (request.id == slot.id or slot.id not in self._state.home or self._is_over(slot, model)):
-            del self._slots[model]
+        self._give_up(self._kept, request.lane, request)
+        self._give_up(self._slots, self._state.home[request.id].serving.name, request)
 
-    def _is_over(self, slot: _Kept, model: str) -> bool:
-        return self._state.models[model].service.ms >= slot.way_ms
+    def _give_up(self, places: dict[str, _Kept], name: str, request: Request) -> None:
+        """A place or slot is kept no longer once the one has it, or one that is not over in time."""
+        kept, home = places.get(name), self._state.home
+        is_for_it = kept is not None and (kept.id == request.id or kept.id not in home)
+        if kept is not None and (is_for_it or home[request.id].service.ms >= kept.way_ms):
+            del places[name]
 
     def keeps_slot(self, line: CandidateState, model: ModelState, now: int) -> bool:
         """Whether the last slot of a model is kept for the first of its line, whose lane has no free place yet."""
@@ -114,14 +115,12 @@ class LimitedLanes:
         if any(f.rank < rank for f in self._firsts_of(first.lane, now) if f.line is not line):
             return False
         way_ms = max(1.0, place_in_ms(self._state, first, now))
-        kept = self._slots.get(model.name)
-        if kept is None or kept.id not in self._state.home:
-            kept = _Kept(first.id, now, way_ms)
-        ends = kept.since + model.service.ms - way_ms
-        if now >= ends:
+        before = self._slots.get(model.name)
+        if not self._keeps(self._slots, model.name, _Kept(first.id, now, way_ms), model.service.ms):
             return False
-        self._slots[model.name] = kept._replace(way_ms=way_ms)
-        self._state.wakes.append(math.ceil(ends))
+        if before is None or self._slots[model.name].since != before.since:
+            self._firsts.clear()
+            self.keeps_more = True
         return True
 
     def has_room(self, lane: str) -> bool:
@@ -165,15 +164,25 @@ class LimitedLanes:
         is_away = first.line.stage in AWAY
         if is_away and self._is_planned:
             return False
-        kept = self._kept.get(lane)
-        if kept is None or kept.id not in self._state.home:
-            kept = _Kept(first.id, now, first.way_ms)
-        ends = kept.since + answer_ms - first.way_ms
-        if now >= ends:
+        if not self._keeps(self._kept, lane, _Kept(first.id, now, first.way_ms), answer_ms):
             return False
         self.awaits_plan = self.awaits_plan or is_away
-        self._kept[lane] = kept._replace(way_ms=first.way_ms) if kept.id == first.id else kept
-        self._state.wakes.append(math.ceil(ends))
+        return True
+
+    def _keeps(self, places: dict[str, _Kept], name: str, new: _Kept, answer_ms: float) -> bool:
+        """Whether a place or slot is kept for this request, in place of an answer that takes so long.
+
+        Those that it is kept for one after the other have no longer together: else they would keep it for ever.
+        """
+        kept, now = places.get(name), new.since
+        if kept is None or kept.id not in self._state.home:
+            kept = new
+        until = kept.since + answer_ms - new.way_ms
+        if now >= until:
+            return False
+        way_ms = new.way_ms if kept.id == new.id else kept.way_ms
+        places[name] = kept._replace(way_ms=way_ms, until=until)
+        self._state.wakes.append(math.ceil(until))
         return True
 
     def kept_before(self, request: Request, now: int) -> tuple[str, Candidate] | None:
@@ -212,12 +221,25 @@ class LimitedLanes:
             return math.inf
         if line.stage is Stage.READY:
             if line.serving.has_slot_for(request.work_class, now):
-                return 0.0
+                return self._until_kept_slot_ms(line, request, now)
             if _runs_in(request.lane, line.serving):
                 return math.inf  # the end of that answer gives it both, a place and a slot
             return max(1.0, slot_in_ms(line.serving, request, line.line.position(request.id), now))
         may_come = now >= line.retry_at and line.stage not in LEAVING and self._state.may_load(line, now)
-        return way_in_ms(self._state, line, now) if may_come and can_forecast(self._state, line) else math.inf
+        if not may_come or not can_forecast(self._state, line):
+            return math.inf
+        before = line.line.position(request.id)  # all of other lanes: they take the slots when it is there
+        return way_in_ms(self._state, line, now) + slot_in_ms(line.serving, request, before, now)
+
+    def _until_kept_slot_ms(self, line: Candidate, request: Request, now: int) -> float:
+        """Until the last slot, which is kept for the first of the line, has been used by that one."""
+        model = line.serving
+        kept, first = self._slots.get(model.name), line.line.first()
+        if kept is None or kept.id not in self._state.home or now >= kept.until or first is None:
+            return 0.0
+        is_last = model.slots_for(first.work_class, now) - model.in_use == 1
+        is_for_another = is_last and first.id != request.id and not self.has_room(first.lane)
+        return kept.way_ms + model.service.ms if is_for_another else 0.0
 
 
 def what_holds(state: State, request: Request, now: int) -> LaneHold | None:
@@ -237,8 +259,9 @@ def what_holds(state: State, request: Request, now: int) -> LaneHold | None:
     return LaneHold(lane.concurrency, before, kept_for, waits_for.name, is_coming)
 
 
-def is_kept_out(state: State, model: Candidate, now: int) -> bool:
-    """Whether all its requests find their lanes full for longer than its way into memory takes.
+def is_kept_out(state: State, model: Candidate, now: int, leaving: Collection[Candidate] = ()) -> bool:
+    """Whether all its requests find their lanes full for longer than its way into memory takes, also once these models
+    have left.
 
     It would take the room of others, do nothing until its turn is over, leave for them and come back. A model that fits
     is loaded all the same, and so is one whose request runs out of patience.
@@ -247,21 +270,45 @@ def is_kept_out(state: State, model: Candidate, now: int) -> bool:
     if not limited or len(limited) < len(model.line.lanes) or not state.shortage_of(model):
         return False
     firsts = filter(None, map(model.line.first_of, limited))
-    early_ms = EARLY_LOADS * model.load.ms + room_in_ms(state, model, now)
-    left_ms = min(_until_load(state, model, each, early_ms, now) for each in firsts)
+    left_ms = min(_until_load(state, model, each, now, leaving) for each in firsts)
     due = model.due()
     if due is not None:
-        left_ms = min(left_ms, due - now - model.service.ms - early_ms)
+        left_ms = min(left_ms, due - now - model.service.ms - _early_ms(state, model, now))
     if left_ms > 0:
         state.wakes.append(now + math.ceil(left_ms))
     return left_ms > 0
 
 
-def _until_load(state: State, model: Candidate, request: Request, early_ms: float, now: int) -> float:
+def _early_ms(state: State, model: Candidate, now: int) -> float:
+    """How long before the place is free a model is on its way into memory that finds none kept."""
+    return EARLY_LOADS * model.load.ms + room_in_ms(state, model, now)
+
+
+def _until_load(
+    state: State, model: Candidate, request: Request, now: int, leaving: Collection[Candidate]
+) -> float:
     """Until it is time to load a model for this request of a limited lane: where its place will be kept, until that is
     free."""
-    place_ms = until_lane(state, model, request, now, only_ready=True).ms
-    return place_ms if finds_place_kept(state, model, request, now) else place_ms - early_ms
+    ahead = list(_go_first(state, model, request, now, leaving))
+    place_ms = until_lane(state, model, request, now, ahead=ahead).ms
+    is_kept = finds_place_kept(state, model, request, now)
+    return place_ms if is_kept else place_ms - _early_ms(state, model, now)
+
+
+def _go_first(
+    state: State, model: Candidate, request: Request, now: int, leaving: Collection[Candidate]
+) -> Iterator[tuple[Candidate, int]]:
+    """The requests before it in its lane whose models are in memory and stay there, where they have a slot for the
+    first before this one could come and answer: otherwise no place is kept for them."""
+    has_room = LimitedLanes(state).has_room(request.lane)
+    place_ms = 0.0 if has_room else place_in_ms(state, request, now)
+    over_ms = max(place_ms, way_in_ms(state, model, now)) + model.service.ms
+    ready = [s for s in state.lines() if s.stage is Stage.READY and s.serving not in leaving]
+    sound = [s for s in ready if s.silence is None and not s.serving.is_suspect]
+    for line, count in ahead_in_lane(state, request, now, sound):
+        first = line.line.first_of(request.lane)
+        if first and slot_in_ms(line.serving, first, line.line.position(first.id), now) < over_ms:
+            yield line, count
 
 
 def _runs_in(lane: str, model: ModelState) -> bool:

@@ -34,7 +34,15 @@ from msgspec.structs import replace as struct_replace
 
 from watchbill.catalog import WorkClass
 from watchbill.core.companions import Candidate
-from watchbill.core.contenders import movable, share_room, uncertainty, waiting, wanting, yielding
+from watchbill.core.contenders import (
+    kept_out_by,
+    movable,
+    share_room,
+    uncertainty,
+    waiting,
+    wanting,
+    yielding,
+)
 from watchbill.core.cover import Cover, can_cover, cover
 from watchbill.core.forecast import Forecast, Room, forecast_start, room_in_ms, until_place
 from watchbill.core.hard_turns import Due, HardTurn, hard_turns
@@ -384,7 +392,20 @@ class Rate:
             return None if plan is None else replace(plan, kind=PlanKind.DUE)
         if not victims:
             return Plan(head, (), PlanKind.FITS, Fits())
-        return self._for_turn(state, turn, victims, now)
+        if not turn.is_hard:
+            head, victims = self._better_for(state, head, victims, now)
+        return self._for_turn(state, turn._replace(model=head), victims, now)
+
+    @staticmethod
+    def _better_for(state: State, head: Candidate, victims: Cover, now: int) -> tuple[Candidate, Cover]:
+        """The model of the best class or priority that these would make room for: one that they kept out of its lane is
+        not, once they leave."""
+        rank = head.rank(now)
+        for other in sorted(kept_out_by(state, victims, now), key=lambda s: (s.rank(now), s.name)):
+            room = cover(state.shortage_of(other), victims, lambda s: s.price(now))
+            if other.rank(now) < rank and share_room(other, head) and room:
+                return other, room
+        return head, victims
 
     def _turn_beside(
         self, state: State, turn: Turn, head: Candidate, earmarked: Cover, now: int
