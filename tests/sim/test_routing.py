@@ -5,7 +5,17 @@ from dataclasses import replace
 import pytest
 
 from support.worlds import ModelOf, WorldOf
-from watchbill.catalog import LOCAL_SITE, Catalog, Model, Reach, RoutingRules, Tier, TierRules, WorkClass
+from watchbill.catalog import (
+    LOCAL_SITE,
+    Catalog,
+    Lane,
+    Model,
+    Reach,
+    RoutingRules,
+    Tier,
+    TierRules,
+    WorkClass,
+)
 from watchbill.core import messages as m
 from watchbill.core.messages import Refusal
 from watchbill.core.routing import Bar, bar_of
@@ -199,6 +209,19 @@ def test_an_answer_whose_lender_dies_late_waits_for_it_as_long_as_a_new_one(
     assert line.due_of(caller.request.id) >= world.now - 1 + wait_ms
     world.run(world.now + 600_000)
     assert caller.outcome in ("answered", "run_timeout") and not world.judge.broken
+
+
+def test_a_request_whose_lender_dies_before_a_word_waits_for_it(world_of: WorldOf, model: ModelOf) -> None:
+    """RES-23: its lane's timeout, shorter than its max_wait, ran on while that machine came back."""
+    lanes = {"chat": Lane("chat", max_wait_ms=Millis(120_000), timeout_ms=Millis(20_000))}
+    world = routed(world_of(model("big", 99), copy_of("big", "box", Tier.BURST), lanes=lanes, load_ms=30_000))
+    caller = world.arrive("big", 10_000, lane="chat")
+    while caller.started_at is None:
+        world.run(world.now + 10)
+    world.feed(m.Died("big@box", world.core.state.models["big@box"].attempt, "gone", m.Blame.HOST))
+    world.run(world.now + 80_000)
+    assert caller.outcome == "answered"
+    assert not world.judge.broken
 
 
 def test_a_pause_elsewhere_is_a_wait_with_a_bound(world_of: WorldOf, model: ModelOf) -> None:

@@ -381,7 +381,8 @@ class Dispatch:
         if missing := self._state.missing_of(request):
             self._state.refuse(request.id, Refusal.MODEL_NOT_FOUND, f"{missing} is no longer in the config")
             return
-        request = _remainder(running, now, goes_on=goes_on)
+        pauses = goes_on or model.serving.spec.site is not None
+        request = _remainder(running, now, pauses=pauses)
         if event.failed_at and event.failed_at not in request.failed_at:
             request = msgspec.structs.replace(request, failed_at=(*request.failed_at, event.failed_at))
         due = max(now + 1, min(_due_again(running, now, goes_on=goes_on), request.bound_at))
@@ -472,18 +473,18 @@ def _due_again(running: Running, now: int, *, goes_on: bool) -> int:
     return request.arrived_at + request.max_wait_ms
 
 
-def _remainder(running: Running, now: int, *, goes_on: bool) -> Request:
+def _remainder(running: Running, now: int, *, pauses: bool) -> Request:
     """A request that goes back, with what is left of its time: the lane's timeout holds for all its tries together.
 
-    The time runs on where its engine died. A request that had to make way does not pay for the wait, nor does one that
-    goes on from the words of a machine that is gone: it waits for that machine. But however often that happens, it ends
-    when its wait and its time limit together are over.
+    The time runs on where an engine of this machine died. A request that had to make way does not pay for the wait, nor
+    does one whose machine is gone, with or without words of its answer: it waits for that machine. But however often
+    that happens, it ends when its wait and its time limit together are over.
     """
     request, used = running.request, running.ran_ms(now)
     was_cut = request.was_cut or running.cut == CutKind.REQUEUE
     bound_at = request.bound_at or request.arrived_at + request.max_wait_ms + request.timeout_ms
     request = msgspec.structs.replace(request, bound_at=bound_at)
-    if not goes_on and (running.is_orphaned or running.cut in (None, CutKind.ENGINE_FAILED)):
+    if not pauses and (running.is_orphaned or running.cut in (None, CutKind.ENGINE_FAILED)):
         ends_at = running.since + running.rested_ms + request.timeout_ms
         ends_at = min(ends_at, request.ends_at or ends_at)
         return msgspec.structs.replace(request, ends_at=ends_at, was_cut=was_cut)

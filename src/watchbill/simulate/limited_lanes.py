@@ -167,7 +167,7 @@ class LimitedLanes:
     def _is_hurried(self, later: Caller, other: Caller) -> bool:
         """Whether a request is within one service time of its due, and the one before it is not."""
         now, models = self._world.now, self._world.core.state.models
-        left_ms = [caller.due - now - models[caller.served_by].service.ms for caller in (later, other)]
+        left_ms = [_due(caller) - now - models[caller.served_by].service.ms for caller in (later, other)]
         return left_ms[0] <= 0 < left_ms[1]
 
     def judge_limit(self, started: Caller) -> None:
@@ -183,6 +183,13 @@ class LimitedLanes:
     def _running(self, name: str) -> int:
         open_callers = self._world.open.values()
         return sum(c.state is CallerState.RUNNING and c.request.lane == name for c in open_callers)
+
+
+def _due(caller: Caller) -> float:
+    """When its patience is over: where it has run before, also by its wait and time limit together."""
+    request = caller.request
+    bound = request.arrived_at + request.max_wait_ms + request.timeout_ms
+    return min(caller.due, bound) if caller.turns else caller.due
 
 
 def _key(caller: Caller) -> tuple[WorkClass, bool, int, str]:

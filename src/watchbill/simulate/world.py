@@ -364,9 +364,11 @@ class World:
             if caller.was_cut:
                 self.judge.say("cut twice before its first byte", action.id)
             caller.was_cut = True
-            left_ms = caller.request.arrived_at + caller.request.max_wait_ms - caller.granted_at
-            due = self.now + max(left_ms, caller.request.max_wait_ms / 2)
-            caller.wait_again(due, is_failed=action.is_orphaned)
+            wait_ms = self._lanes_wait_ms(caller) if caller.has_words else caller.request.max_wait_ms
+            left_ms = caller.request.arrived_at + wait_ms - caller.granted_at
+            due = self.now + max(left_ms, wait_ms / 2)
+            is_here = self.declared[caller.served_by].site is None
+            caller.wait_again(due, is_failed=action.is_orphaned and is_here)
             self.at(self.now, lambda: self._return(caller, parting))
         else:
             self.at(self.now, lambda: self._fail(caller, action.how, parting))
@@ -403,7 +405,7 @@ class World:
         if caller.is_yielding:
             caller.wait_again(self.now + self._lanes_wait_ms(caller), is_failed=False)
         else:
-            caller.wait_again(caller.request.arrived_at + caller.request.max_wait_ms, is_failed=True)
+            caller.wait_again(caller.request.arrived_at + caller.request.max_wait_ms, is_failed=False)
         # Its wait may be over: another site starts it at once, or none.
         caller.due = max(caller.due, self.now + 2)
         caller.ran_ms += self.now - caller.granted_at
