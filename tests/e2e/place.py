@@ -232,11 +232,18 @@ class Place:
         )  # fmt: skip
         return self._keep(Daemon(process, said, complained))
 
-    def up(self, *arguments: str) -> Daemon:
+    def up(self, *arguments: str, port: int = 0) -> Daemon:
         """Starts the daemon, without its imports, and waits until it is ready."""
         said, complained = self._files()
         process = start_watchbill(
-            *UP, *arguments, cwd=self.folder, env=self.environment, stdout=said, stderr=complained
+            "up",
+            "--port",
+            str(port),
+            *arguments,
+            cwd=self.folder,
+            env=self.environment,
+            stdout=said,
+            stderr=complained,
         )
         daemon = self._keep(Daemon(process, said, complained))
         daemon.wait_ready()

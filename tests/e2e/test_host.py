@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from e2e.place import Place, scripted
+from e2e.place import Place, is_listening, scripted
 from support.eventually import eventually
+from watchbill.engines.base import endpoint_of
 from watchbill.errors import NotReachable, OursError
 from watchbill.fleet.agent.host import HostMemory, PrivateDaemon, find_host
 from watchbill.fleet.matching.claiming import Health
@@ -118,6 +119,23 @@ async def test_an_agent_whose_daemon_is_gone_has_no_memory_to_lend(place: Place,
             await memory.look()
         await eventually(lambda: not memory.state.is_open, 20)
         assert memory.state.models == ("qwen",)  # what it could do when the daemon is back
+    finally:
+        await memory.close()
+
+
+@pytest.mark.timeout(120)
+async def test_an_agent_has_its_door_again_after_a_restart_that_it_did_not_see(place: Place) -> None:
+    """FLEET-01, FLEET-10: it looked before and after, so it took the door for open, and failed every question."""
+    place.config.write_text(scripted("qwen"))
+    daemon = place.up()
+    memory = HostMemory(daemon.url, (), "cpu-1", model="qwen")
+    await memory.open()
+    try:
+        daemon.process.send_signal(signal.SIGKILL)
+        daemon.process.wait()
+        place.up(port=daemon.port)
+        await memory.look()
+        assert is_listening(endpoint_of(memory.state.model_url).port)
     finally:
         await memory.close()
 

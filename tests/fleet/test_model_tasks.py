@@ -6,6 +6,7 @@ import secrets
 import shutil
 import tomllib
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -278,6 +279,9 @@ class Door(NoDevice):
     def __init__(self, url: str) -> None:
         self.state = DeviceState(is_open=True, own_model="a", hot=("a",), models=("a",), model_url=url)
 
+    def miss(self) -> None:
+        self.state = replace(self.state, is_open=False)
+
 
 def job(timeout_ms: int | None = None) -> Job:
     return Job("j", (), {}, timeout_ms)
@@ -311,6 +315,23 @@ async def test_a_task_that_is_stopped_before_its_first_step_ends_all_the_same() 
 
     [end] = await ended_of(NoDevice(), start_and_stop)
     assert (end.cause, end.code) == (Cause.STOPPED, None)
+
+
+async def test_a_question_whose_daemon_has_ended_is_lost_and_has_not_failed() -> None:
+    """FLEET-08: each restart of a daemon used up an attempt of every question that waited for a place."""
+    door = Door("http://127.0.0.1:9")  # no program listens there
+    [end] = await ended_of(door, lambda work: work.ask(job(), Question("", "Go.")))
+    assert (end.cause, end.code, door.state.is_open) == (Cause.DAEMON_GONE, None, False)
+
+
+async def test_a_question_to_a_daemon_that_shuts_down_is_lost_and_has_not_failed() -> None:
+    """FLEET-08: also while it lets its last answers end."""
+    async with open_gateway() as gateway:
+        gateway.serving.gateway.closing.set()
+        door = Door(gateway.url)
+        [end] = await ended_of(door, lambda work: work.ask(job(), Question("", "Go.")))
+        assert (end.cause, door.state.is_open) == (Cause.DAEMON_GONE, False)
+        assert (await gateway.ask("/wb/v1/doors", {"name": "gpu-1"})).status == 503
 
 
 async def test_an_answer_that_takes_longer_than_the_timeout_of_its_task_is_left() -> None:

@@ -86,6 +86,11 @@ class UpstreamFailed(EngineFailed):
         self.distrusted = distrusted
 
     @property
+    def is_broken_off(self) -> bool:
+        """Whether no program listens, or it left before the end of its answer."""
+        return self.kind in (FailureKind.CONNECT, FailureKind.CLOSED, FailureKind.TRUNCATED)
+
+    @property
     def is_unheard(self) -> bool:
         """Whether nobody took the request: a tunnel accepts for a machine that is away, and closes."""
         return self.refused or (self.kind is FailureKind.CLOSED and not self.received)

@@ -17,7 +17,7 @@ from watchbill.engines.base import Endpoint
 from watchbill.engines.sse import DONE, ENDED_EARLY, EventReader
 from watchbill.engines.statuses import Said, said_by
 from watchbill.engines.upstream import Call, Outgoing, Upstream
-from watchbill.errors import EngineFailed, TheirsError
+from watchbill.errors import EngineFailed, ShuttingDown, TheirsError
 from watchbill.processes import limits as processes_limits
 from watchbill.quoting import on_one_line
 
@@ -129,7 +129,9 @@ async def ask_chat(
     try:
         status = await call.head()
         if status != 200:
-            message = _message_in(await call.read(limits.ERROR_BYTES_MAX))
+            error = _error_in(await call.read(limits.ERROR_BYTES_MAX))
+            _raise_if_leaving(error)
+            message = _message_of(error)
             about = f": {message}" if message else ""
             failed = said_by(status) is Said.FAILED
             raise (EngineFailed if failed else TheirsError)(f"the engine answered {status}{about}")
@@ -145,13 +147,19 @@ async def ask_chat(
         leave(call)
 
 
-def _message_in(body: bytes) -> str:
-    """The message of an error body; empty where it has none."""
+def _error_in(body: bytes) -> dict[str, object] | str:
+    """The error of an error body; empty where it has none."""
     try:
         error = _decode(body).error if is_decodable(body) else None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return ""
-    return "" if error is None else _message_of(error)
+    return "" if error is None else error
+
+
+def _raise_if_leaving(error: dict[str, object] | str) -> None:
+    """Raises ShuttingDown where a daemon, which serves this chat, says that it is."""
+    if isinstance(error, dict) and error.get("code") == ShuttingDown.code:
+        raise ShuttingDown(_message_of(error))
 
 
 def _message_of(error: dict[str, object] | str) -> str:
@@ -206,6 +214,7 @@ def _said_in(payload: bytes) -> ChatText:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise EngineFailed(f"the engine sent something else than an answer: {error}") from error
     if event.error is not None:
+        _raise_if_leaving(event.error)
         raise EngineFailed(f"the engine broke off: {_message_of(event.error) or 'without a message'}")
     return event.said
 

@@ -12,7 +12,7 @@ import msgspec
 
 from watchbill.catalog import PLANS_LANE
 from watchbill.config.limits import PORT_MAX
-from watchbill.errors import ConfigError, NotFound, RequestError, UnsupportedMedia
+from watchbill.errors import ConfigError, NotFound, RequestError, ShuttingDown, UnsupportedMedia
 from watchbill.gateway.answers import json_response
 from watchbill.gateway.audience import Audience
 from watchbill.gateway.http.messages import Answer, Door, Response
@@ -228,6 +228,8 @@ class DoorsApi:
 
     async def open(self, context: RequestContext) -> Response:
         """POST /wb/v1/doors with {"name", "model"?, "lane"?, "port"?}."""
+        if self._services.closing.is_set():
+            raise ShuttingDown  # an agent claims nothing more that a daemon which leaves would have to serve
         asked = await read_object(context, self._services)
         name, port, lane = asked.get("name"), asked.get("port", 0), asked.get("lane", PLANS_LANE.name)
         if not isinstance(name, str) or not 0 < len(name) <= PLAIN_NAME_CHARS_MAX:

@@ -65,6 +65,7 @@ class Cause(Enum):
     LEASE = "lease"  # the agent did not renew its lease
     GUARD_LOST = "guard_lost"
     NOT_STARTED = "not_started"
+    DAEMON_GONE = "daemon_gone"  # of a question to a model: its daemon ended, or is about to
 
 
 @dataclass(frozen=True, slots=True)

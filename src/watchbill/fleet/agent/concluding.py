@@ -92,6 +92,8 @@ def _end(finished: Finished, setting: Setting) -> tuple[End, str]:
     match ended.cause:
         case Cause.GUARD_LOST:
             return End.LOST, "the process that guards the tasks was killed"
+        case Cause.DAEMON_GONE:
+            return End.LOST, "the daemon that serves the model ended"
         case Cause.LEASE:
             return End.LOST, "the agent could not reach the shared folder"
         case Cause.NOT_STARTED:

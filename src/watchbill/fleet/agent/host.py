@@ -140,7 +140,6 @@ class HostMemory:
         Raises NotReachable when the daemon does not answer, and OursError for a device that it does not have.
         """
         self._refuse_unknown((await self._ask("GET", "/wb/v1/status")).mapping("devices"))
-        await self._open_door()
         await self.look()
         self._task = asyncio.create_task(self._look_often(), name="host")
 
@@ -244,16 +243,21 @@ class HostMemory:
         while True:
             await asyncio.sleep(limits.AGENT_INTERNAL_MS / 1000)
             try:
-                if not self.state.is_open:
-                    await self._open_door()  # doors close with their daemon, and this may be another one
                 await self.look()
                 await self._note_use()
             except (NotReachable, OursError) as error:
                 _LOG.warning("the host daemon does not answer: %s", error)
-                self.state = replace(self.state, is_open=False, hot=())
+                self.miss()
+
+    def miss(self) -> None:
+        """The daemon does not answer: nothing is claimed that needs it until the next look."""
+        self.state = replace(self.state, is_open=False, hot=())
 
     async def look(self) -> None:
         """Takes the state of the device over. Raises NotReachable and OursError."""
+        # Doors close with their daemon. A daemon that was restarted since the last look answers this one, and has no
+        # door: its agent failed every question at once, for good.
+        await self._open_door()
         self.state = _state(self, await self._ask("GET", "/wb/v1/status"))
 
     async def _note_use(self) -> None:

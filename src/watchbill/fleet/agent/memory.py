@@ -68,6 +68,10 @@ class Memory(Protocol):
         """Return memory; the answer is the peak that the task really used in MiB, 0 where that is unknown."""
         ...
 
+    def miss(self) -> None:
+        """Note that the device does not answer: nothing that needs it is claimed before it was looked at again."""
+        ...
+
     async def load(self, model: str) -> None:
         """Bring a model into memory. Raises WatchbillError with the reason where that fails."""
         ...
@@ -93,6 +97,9 @@ class NoDevice:
 
     async def give_back(self, loan: str) -> int:
         return 0
+
+    def miss(self) -> None:
+        """There is nothing to miss."""
 
     async def load(self, model: str) -> None:
         raise OursError("this agent has no device that a model could be loaded on")

@@ -6,6 +6,9 @@ folder.
 
 A question goes to the agent's own door of the host daemon. A model that is not in memory is loaded first, one at a time
 on a host. A task that is stopped closes its stream, and the engine stops with it.
+
+A daemon that ends takes its questions along. That is a loss and no failure of theirs, and no further question is
+claimed until the daemon is back.
 """
 
 import asyncio
@@ -13,7 +16,8 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 
-from watchbill.errors import WatchbillError
+from watchbill.engines.upstream import UpstreamFailed
+from watchbill.errors import NotReachable, ShuttingDown, WatchbillError
 from watchbill.fleet import limits
 from watchbill.fleet.agent.answers import Answers
 from watchbill.fleet.agent.memory import Memory
@@ -110,7 +114,12 @@ class ModelWork:
             return
         if not isinstance(error, WatchbillError):
             _LOG.error("%s failed", job, exc_info=error)
-        self._on_end(Ended(job, Cause.EXIT, 1, ms, err=_output(str(error) or type(error).__name__)))
+        said = _output(str(error) or type(error).__name__)
+        if _is_daemon_gone(error):
+            self._memory.miss()
+            self._on_end(Ended(job, Cause.DAEMON_GONE, None, ms, err=said))
+            return
+        self._on_end(Ended(job, Cause.EXIT, 1, ms, err=said))
 
     # ------------------------------------------------------------ what tasks do
 
@@ -146,6 +155,13 @@ class ModelWork:
             return f"loaded {model}"
         await self._memory.unload(model)
         return f"unloaded {model}"
+
+
+def _is_daemon_gone(error: BaseException) -> bool:
+    """Whether a question failed because its daemon has ended or is about to. A daemon tells of engines that failed."""
+    if isinstance(error, NotReachable) and isinstance(error.__cause__, UpstreamFailed):
+        error = error.__cause__
+    return isinstance(error, ShuttingDown) or (isinstance(error, UpstreamFailed) and error.is_broken_off)
 
 
 def _output(text: str) -> Output:
