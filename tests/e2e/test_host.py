@@ -84,6 +84,10 @@ async def test_a_model_is_heated_and_cooled_and_asked_at_the_agents_door(place: 
         assert not memory.state.is_hot
         with pytest.raises(OursError, match="no model is called"):
             await memory.load("nobody")
+        # A question that it claimed now would wait for its model until the card is given back.
+        assert daemon.ask("/wb/v1/maintenance", {"device": "gpu:1", "hours": 1})[0] == 200
+        await memory.look()
+        assert memory.state.constraints == ("it is lent to a person",)
     finally:
         await memory.close()
 

@@ -4,6 +4,7 @@ import asyncio
 import json
 import secrets
 import shutil
+import time
 import tomllib
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -15,6 +16,8 @@ from support.eventually import eventually, wait_until
 from support.fleet_folder import FleetFolder, shared_folder
 from support.open_gateway import open_gateway
 from support.peer import Asked
+from watchbill.core.messages import DeviceReading, Observed
+from watchbill.fleet.agent.host import HostMemory
 from watchbill.fleet.agent.memory import DeviceState, Memory, NoDevice
 from watchbill.fleet.agent.model_work import ModelWork
 from watchbill.fleet.agent.questions import Question
@@ -22,6 +25,7 @@ from watchbill.fleet.folder import places
 from watchbill.plans.task import MetaCommand
 from watchbill.processes.crew import Cause, Ended, Job
 
+HOUR_MS = 3_600_000
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SCORE = '{"score": 4, "why": "clear"}'
 MODEL = """
@@ -332,6 +336,24 @@ async def test_a_question_to_a_daemon_that_shuts_down_is_lost_and_has_not_failed
         [end] = await ended_of(door, lambda work: work.ask(job(), Question("", "Go.")))
         assert (end.cause, door.state.is_open) == (Cause.DAEMON_GONE, False)
         assert (await gateway.ask("/wb/v1/doors", {"name": "gpu-1"})).status == 503
+
+
+async def test_an_agent_whose_device_is_not_read_any_more_claims_nothing_for_it_and_keeps_its_model() -> None:
+    """R25, FLEET-04: an agent that is constrained and hot would be told to unload a model that serves on."""
+    async with open_gateway() as gateway:
+        memory = HostMemory(gateway.url, (), "cpu-1", model="a")
+        await memory.open()
+        assert memory.state.is_open
+        old = {"ram": DeviceReading(2**30, 2**30, age_ms=HOUR_MS)}
+
+        async def is_closed() -> bool:  # the gateway reads its machine, too
+            gateway.driver.feed(Observed(time.monotonic_ns() // 1_000_000, old, {}))
+            await memory.look()
+            return not memory.state.is_open
+
+        await eventually(is_closed)
+        assert memory.state.constraints == ("it could not be read for 3600 s",) and not memory.state.hot
+        await memory.close()
 
 
 async def test_an_answer_that_takes_longer_than_the_timeout_of_its_task_is_left() -> None:

@@ -131,6 +131,17 @@ def test_a_model_that_waits_for_a_place_in_its_host_names_the_host(world_of: Wor
     assert describe(absence) == "it waits for scripted: every place for a model is taken"
 
 
+def test_a_card_that_is_not_read_any_more_is_said_to_be_unwell(world_of: WorldOf, model: ModelOf) -> None:
+    """R25, FLEET-04: status and its agent showed the last temperature, and the agent claimed tasks for the card."""
+    world = world_of(model("A"))
+    world.run(1_000)
+    old = {"gpu:0": m.DeviceReading(24 * GB, 20 * GB, age_ms=31_000)}
+    world.feed(m.Observed(int(world.now), old, {}))
+    device = at_once(status_view(world.core.state, {}, int(world.now)))["devices"]["gpu:0"]  # type: ignore[index]
+    assert device["constrained"] == "it could not be read for 31 s"
+    assert device["constraint"] == {"trouble": "unread", "figure": 31.0, "limit": 30.0, "throttled": []}
+
+
 def test_a_planned_model_is_not_counted_as_loading(world_of: WorldOf, model: ModelOf) -> None:
     """status: what is promised is one figure, what loads another."""
     world = world_of(model("A"), model("B"))

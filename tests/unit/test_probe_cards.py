@@ -43,6 +43,8 @@ class Library:
         self.throttle = 0x1
         self.asked_thresholds = self.asked_uuids = 0
         self.is_shut = False
+        self.cards = 1
+        self.lost: set[object] = set()
 
     def answer(self, name: str, value: object) -> object:
         if name in self.silent:
@@ -56,9 +58,11 @@ class Library:
         self.is_shut = True
 
     def nvmlDeviceGetCount(self) -> object:
-        return self.answer("count", 1)
+        return self.answer("count", self.cards)
 
     def nvmlDeviceGetHandleByIndex(self, index: int) -> object:
+        if index in self.lost:
+            raise NotSupported("GPU is lost")
         return index
 
     def nvmlDeviceGetUUID(self, index: object) -> object:
@@ -156,6 +160,19 @@ def test_a_driver_that_is_lost_fails_the_probe() -> None:
     library.silent = {"init"}
     with pytest.raises(ProbeError, match="no NVIDIA driver"):
         NvmlProbe(library)
+
+
+async def test_a_card_that_falls_off_its_bus_leaves_the_others_readable() -> None:
+    """R25, RES-27: one lost card of five, and no card of the machine took loads any more."""
+    library = Library()
+    library.cards = 2
+    patient = PatientProbe(NvmlProbe(library))
+    first = await patient.look()
+    assert (list(first), patient.failure) == (["gpu:0", "gpu:1"], None)
+    library.lost = {1}
+    later = await patient.look()
+    assert later["gpu:1"] == first["gpu:1"] and later["gpu:0"] is not first["gpu:0"]
+    assert patient.failure == "gpu:1 cannot be read any more"
 
 
 # ------------------------------------------------------------------ fake cards

@@ -225,6 +225,8 @@ def constraint_text(limit: Constraint) -> str:
             return f"{limit.figure:.0f} W, {_beyond(limit)} {limit.limit:.0f} W"
         case Trouble.THROTTLED:
             return f"it slows itself down: {', '.join(limit.throttled)}"
+        case Trouble.UNREAD:
+            return f"it could not be read for {limit.figure:.0f} s"
 
 
 def _beyond(limit: Constraint) -> str:

@@ -22,6 +22,7 @@ from watchbill.core.resources import HostPlaces, Needs, Places, ResidentPlaces, 
 from watchbill.core.stages import HOLDING, STAYING, Stage
 
 __all__ = [
+    "READING_AGE_MAX_MS",
     "DeviceBook",
     "Ledger",
     "Loan",

@@ -294,6 +294,7 @@ class Trouble(Enum):
     MEMORY = "memory"  # per cent of it used by other programs
     POWER = "power"  # watts
     THROTTLED = "throttled"  # it throttles itself
+    UNREAD = "unread"  # seconds since it was read; a card that is lost, or a driver that hangs
 
 
 class Constraint(Struct, frozen=True):

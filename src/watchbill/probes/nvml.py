@@ -79,13 +79,21 @@ class NvmlProbe:
         self._titles: dict[int, str] = {}
 
     def read(self) -> Mapping[str, Reading]:
-        """The reading of every card."""
+        """The reading of every card that answers. Raises ProbeError when none does."""
+        found: dict[str, Reading] = {}
+        why: Exception | None = None
         try:
-            count = self._nvml.nvmlDeviceGetCount()
-            handles = {index: self._nvml.nvmlDeviceGetHandleByIndex(index) for index in range(count)}
-            return {f"gpu:{index}": self._card(index, handle) for index, handle in handles.items()}
+            for index in range(self._nvml.nvmlDeviceGetCount()):
+                try:
+                    found[f"gpu:{index}"] = self._card(index, self._nvml.nvmlDeviceGetHandleByIndex(index))
+                except self._nvml.NVMLError as error:
+                    # A card that fell off its bus says `GPU is lost` until the machine is restarted. The others serve.
+                    why = error
         except self._nvml.NVMLError as error:
-            raise ProbeError(f"NVML: {error}") from error
+            why = error
+        if why is not None and not found:
+            raise ProbeError(f"NVML: {why}") from why
+        return found
 
     def close(self) -> None:
         """Shuts the library down."""

@@ -24,7 +24,7 @@ class PatientProbe:
         self._deadline_s = deadline_ms / 1000
         self._last: dict[str, Reading] = {}
         self._pending: asyncio.Future[Mapping[str, Reading]] | None = None
-        #: Why the last `look` brought nothing new; None when it did.
+        #: Why the last `look` brought nothing new, or not of every device; None when it did.
         self.failure: str | None = None
 
     @property
@@ -48,8 +48,9 @@ class PatientProbe:
         except ProbeError as error:
             self.failure = str(error)
         else:
+            lost = sorted(self._last.keys() - found.keys())
             self._last.update(found)
-            self.failure = None
+            self.failure = f"{', '.join(lost)} cannot be read any more" if lost else None
         self._pending = None
         return dict(self._last)
 

@@ -15,10 +15,10 @@ from watchbill.core.absence import Absence, Why, absence_of, constraint_text, de
 from watchbill.core.companions import Candidate
 from watchbill.core.forecast import can_forecast
 from watchbill.core.guarded import Guarded
-from watchbill.core.ledger import DeviceBook
+from watchbill.core.ledger import READING_AGE_MAX_MS, DeviceBook
 from watchbill.core.limited_lanes import what_holds
 from watchbill.core.machine import Machine
-from watchbill.core.messages import Constraint, Doubted, Request
+from watchbill.core.messages import Constraint, Doubted, Request, Trouble
 from watchbill.core.model_state import ModelState
 from watchbill.core.policy import Rate, uncertainty
 from watchbill.core.reasons import AT_WORK, Uncertainty, stalled_text
@@ -137,7 +137,10 @@ def card_view(card: Reading | None) -> dict[str, object] | None:
 
 
 def _constraint(book: DeviceBook) -> Constraint | None:
-    return book.reading.constrained if book.reading is not None else None
+    """Why it takes no loads: its health, or that nothing is known of it any more."""
+    if book.reading is None or book.has_fresh_reading:
+        return None if book.reading is None else book.reading.constrained
+    return Constraint(Trouble.UNREAD, book.reading.age_ms / 1000, READING_AGE_MAX_MS / 1000)
 
 
 def constraint_view(book: DeviceBook) -> dict[str, object] | None:

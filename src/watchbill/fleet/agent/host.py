@@ -315,8 +315,11 @@ def _state(memory: HostMemory, status: Fields) -> DeviceState:
         for name in models.all()
         if name == own or any(device in models.fields(name).mapping("devices") for device in devices)
     ]
-    hot = [name for name in here if models.fields(name).text("state") in ("ready", "draining")]
-    troubles = tuple(view.text("constrained") for view in views if view.text("constrained"))
+    # A card that cannot be read serves on what it has, and takes nothing more. It does not count as hot either: the
+    # coordinator would have its model unloaded, as on a card that is too hot.
+    is_read = all(view.fields("constraint").text("trouble") != "unread" for view in views)
+    hot = [name for name in here if is_read and models.fields(name).text("state") in ("ready", "draining")]
+    troubles = tuple(trouble for view in views if (trouble := _trouble(view)))
     budget = min((view.whole("budget") + view.whole("lent") for view in views), default=0)
     total = min((card.whole("total") for card in cards), default=0) or budget
     return DeviceState(
@@ -329,7 +332,7 @@ def _state(memory: HostMemory, status: Fields) -> DeviceState:
         budget_mb=int(min(budget, BUDGET_SHARE * total)) // _MIB if devices else 0,
         health=Health.CONSTRAINED if troubles else Health.HEALTHY,
         constraints=troubles,
-        is_open=True,
+        is_open=is_read,
         own_model=own,
         hot=_spelled(models, hot),
         models=_spelled(models, sorted(here, key=lambda name: name != own)),
@@ -343,6 +346,11 @@ def _state(memory: HostMemory, status: Fields) -> DeviceState:
         },
         readings=_readings(devices, views, cards) if devices else {},
     )
+
+
+def _trouble(view: Fields) -> str:
+    """Why a device takes no tasks; empty where it does."""
+    return view.text("constrained") or ("it is lent to a person" if view.all().get("maintenance") else "")
 
 
 def _whole_mb(size: int) -> int:
