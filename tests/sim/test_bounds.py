@@ -1,6 +1,7 @@
 """Bounds and forecasts where several models, or several tries, stand before a request."""
 
 import random
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from typing import cast
@@ -25,11 +26,13 @@ def lane(name: str, work_class: WorkClass, max_wait_ms: int, timeout_ms: int = 1
     return Lane(name, work_class, max_wait_ms=Millis(max_wait_ms), timeout_ms=Millis(timeout_ms))
 
 
-def keep_asking(world: World, name: str, service_ms: int, clients: int = 2, lane: str = "chat") -> None:
-    """Clients that send their next request right after each answer."""
+def keep_asking(
+    world: World, name: str, service_ms: int, clients: int = 2, lane: str = "chat", *, think_ms: int = 5
+) -> None:
+    """Clients that send their next request right after each answer, or so much later."""
 
     def again(_: object = None) -> None:
-        world.at(world.now + 5, lambda: world.arrive(name, service_ms, lane=lane, then=again))
+        world.at(world.now + think_ms, lambda: world.arrive(name, service_ms, lane=lane, then=again))
 
     for _ in range(clients):
         again()
@@ -446,6 +449,29 @@ def test_an_equal_is_not_closed_before_its_first_answer_has_begun(
     answered = sum(caller.outcome == "answered" for caller in world.callers.values())
     assert answered >= 40
     assert world.tally.loads <= 1.1 * answered
+    assert not world.judge.broken
+
+
+@pytest.mark.parametrize(("known_ms", "max_wait_ms"), [(None, 120_000), (8_000, 900_000)])
+def test_background_work_that_begins_late_is_not_loaded_for_nothing_between_the_requests_of_a_person(
+    world_of: WorldOf, model: ModelOf, monkeypatch: pytest.MonkeyPatch, known_ms: int | None, max_wait_ms: int
+) -> None:
+    """RES-11, LANE-06: it was loaded at every pause and cut before its first word each time: 98 loads in 15 minutes and
+    no answer, while each request of the person waited for two swaps."""
+    monkeypatch.setattr(simulated, "FIRST_BYTE_SHARE", 1.0)
+    monkeypatch.setattr(simulated, "FIRST_BYTE_MAX_MS", 60_000)
+    lanes = {
+        "chat": lane("chat", WorkClass.INTERACTIVE, 60_000, 60_000),
+        "late": lane("late", WorkClass.BACKGROUND, max_wait_ms, 600_000),
+    }
+    world = world_of(model("A"), model("B"), load_ms=1_000, lanes=lanes, known_service_ms=known_ms)
+    keep_asking(world, "A", 500, clients=1, think_ms=3_500)
+    keep_asking(world, "B", 8_000, lane="late")
+    world.run(900_000)
+    answered = Counter(c.request.model for c in world.callers.values() if c.outcome == "answered")
+    assert answered["A"] >= 180
+    assert world.tally.loads_by_model["B"] <= 2 * answered["B"] + 5
+    assert answered["B"] >= 900_000 // max_wait_ms
     assert not world.judge.broken
 
 

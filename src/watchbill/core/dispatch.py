@@ -259,8 +259,13 @@ class Dispatch:
     def first_byte(self, event: FirstByte, now: int) -> None:
         """Marks a request as begun: after its first token it cannot be repeated elsewhere."""
         model = self._state.home.get(event.id)
-        if model and event.id in model.running:
-            model.running[event.id].begun = True
+        if model is None or (running := model.running.get(event.id)) is None:
+            return
+        if not running.has_spoken:
+            model.serving.lost_turns = max(0, model.serving.lost_turns - 1)
+        running.begun = running.has_spoken = True
+        if model.stage is Stage.DRAINING and running.is_waited_for:
+            self._state.cut(running, CutKind.BOUNDARY, now)
 
     def indivisible(self, event: Indivisible, now: int) -> None:
         """Marks a run whose answer cannot be continued: a person who waits for its slot may need another one."""
@@ -281,6 +286,7 @@ class Dispatch:
             model.last_used = now  # its idle time counts from the end of the task (RES-16)
             state.rest(model)
         if event.ok and running.cut is None:
+            model.lost_turns = max(0, model.lost_turns - (not running.has_spoken))
             model.answered(running, event, now)
         else:
             state.is_still = False  # a failed answer may be the last one that a suspicion needs

@@ -53,6 +53,8 @@ BUSY_SHARE = 0.9
 PAUSE_MEMORY_MS = 60_000
 #: A turn that was cut short is followed by this many whole ones of the same model.
 WHOLE_TURNS = 2
+#: The pause of people for which it waits after lost turns is doubled so often.
+LOST_TURNS_MAX = 5
 #: A model that failed this often in a row is quarantined.
 LOAD_ATTEMPTS = 3
 QUARANTINE_FIRST_MS = 60_000
@@ -79,6 +81,7 @@ class ModelState(CandidateState):
     away_until = NEVER  # as long as its host counts as away
     is_put_off = False  # its last load failed without a fault of its own, which the journal has said
     person_at = NEVER  # the last interactive request that needed it
+    lost_turns = 0  # at whose end none of its answers had a word, less those in which one had
     paused_at = NEVER  # when a request last found it in memory without work
     stall_reset_at = NEVER  # when it was last reset for answers that stopped in the middle
     given_up_ms = 0.0  # the longest load since the last good one that was given up because it took so long
@@ -596,6 +599,12 @@ class ModelState(CandidateState):
             return True  # it ended its turn by itself
         only_rotation = not self.is_idle and self.top_class() is WorkClass.ROTATION
         return only_rotation or now - self.ready_at >= self.quantum_ms or self.has_lingered(now)
+
+    @property
+    def quiet_ms(self) -> float:
+        """How long people must have been quiet before its next turn: after one that was lost, a further one would be
+        for nothing, too, where its answers begin too late for people's pauses."""
+        return self.quantum_ms * 2 ** min(self.lost_turns, LOST_TURNS_MAX) if self.lost_turns else 0.0
 
     def has_answered(self, now: int) -> bool:
         """Whether its turn has lasted for one answer."""

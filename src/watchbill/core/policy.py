@@ -73,6 +73,7 @@ from watchbill.core.turns import (
     goes_first,
     is_cut_short,
     passed_until,
+    quiet_at,
     returns_before,
     soft_at,
     turns_before,
@@ -490,6 +491,10 @@ class Rate:
             if not target.line:
                 return None  # a held turn has no weight
             return Plan(target, victims, PlanKind.ROTATION, TaskDue())
+        quiet = quiet_at(state, target)
+        if now < quiet:
+            state.wakes.append(quiet)
+            return None
         balance = self.balance(state, target, victims, now)
         if not balance.tips:
             return None

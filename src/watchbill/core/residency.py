@@ -248,11 +248,17 @@ class Residency:
             self.enter(model, Move.CLOSE, now)
             model.leaving_for, model.leaving_why = target, why
             self._note_evict(model, why, sum(model.sizes().values()), cause)
+            runs = model.running.values()
+            if plan is not None and runs and all(r.makes_way and not r.has_spoken for r in runs):
+                model.lost_turns += 1
             for running in (*model.running.values(), *model.users.values()):
                 if not running.begun and not self._may_finish(model, running, plan):
                     self._state.cut(running, CutKind.REQUEUE, now)
                 elif self._can_continue(running.request):
-                    self._state.cut(running, CutKind.BOUNDARY, now)
+                    if plan is not None and not running.has_spoken and not running.is_patient:
+                        running.is_waited_for = True  # to its first word: it would be cut without one again
+                    else:
+                        self._state.cut(running, CutKind.BOUNDARY, now)
 
     def _may_finish(self, model: ModelState, running: Running, plan: PlanKind | None) -> bool:
         """Whether an answer that has not begun may finish although its model leaves.

@@ -31,6 +31,8 @@ class Running(Struct, gc=False):
     serves_person: bool = False  # a person's request that this machine serves: leased work makes way (RES-23)
     rests_since: int | None = None  # the machine of its site says that it waits there
     rested_ms: int = 0  # in earlier pauses of this run
+    has_spoken: bool = False  # the first token came
+    is_waited_for: bool = False  # its model leaves as soon as it has a word
 
     def ran_ms(self, now: int) -> int:
         """How long it has run. While it waits at another machine it does not."""

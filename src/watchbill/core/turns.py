@@ -36,6 +36,7 @@ __all__ = [
     "goes_first",
     "is_cut_short",
     "passed_until",
+    "quiet_at",
     "returns_before",
     "soft_at",
     "turns_before",
@@ -245,7 +246,8 @@ def soft_at(
     `oldest` is the oldest request of the highest class that waits. While load times are unknown, turns go by age. A
     forecast also counts the models that are `coming`: they will be resident by then.
     """
-    mine, since = oldest.work_class, oldest.arrived_at
+    mine = oldest.work_class
+    since = max(oldest.arrived_at, quiet_at(state, model))
     if unsure:
         return since
     short = state.shortage_of(model)
@@ -256,6 +258,14 @@ def soft_at(
     if is_person and can_cover(short, [s for work_class, s in others if work_class >= mine]):
         return since + SOFT_TURN * model.load.ms
     return math.inf
+
+
+def quiet_at(state: State, model: Candidate) -> float:
+    """When people who use its room have been quiet for long enough, after turns that were lost as they came back."""
+    if not model.serving.lost_turns or model.top_class() is WorkClass.INTERACTIVE:
+        return -math.inf
+    seen = (s.person_at for s in movable(state, model) if share_room(s, model))
+    return max(seen, default=-math.inf) + model.serving.quiet_ms
 
 
 def passed_until(state: State, model: Candidate, request: Request, now: int) -> float:

@@ -39,6 +39,8 @@ PATIENCE_MS = 60_000
 #: The first token comes after this share of an answer's work, at the latest after this time.
 FIRST_BYTE_SHARE = 0.1
 FIRST_BYTE_MAX_MS = 200.0
+#: An answer without a word that is told to stop at a boundary ends after this, and all of it is lost.
+NO_BOUNDARY_MS = 4_000.0
 
 
 class World:
@@ -350,8 +352,8 @@ class World:
         if action.how == "boundary" and caller.is_indivisible:
             return
         if action.how == "boundary":
-            granted = caller.granted_at
-            self.at(self.now + self.random.uniform(100, 1_000), lambda: self._yield(caller, granted))
+            granted, latest = caller.granted_at, self.now + NO_BOUNDARY_MS
+            self.at(self.now + self.random.uniform(100, 1_000), lambda: self._yield(caller, granted, latest))
             return
         if action.how == "run_timeout":
             self.judge.timed_out(caller)
@@ -373,11 +375,16 @@ class World:
         else:
             self.at(self.now, lambda: self._fail(caller, action.how, parting))
 
-    def _yield(self, caller: Caller, granted: float) -> None:
-        """Stops background work at a boundary; it keeps its text so far."""
+    def _yield(self, caller: Caller, granted: float, latest: float) -> None:
+        """Stops background work at a boundary, at the latest then; it keeps its text so far."""
+        is_silent = not caller.begun and not self.mute
         if caller.state is CallerState.RUNNING and caller.granted_at == granted:
-            caller.work_ms = max(50.0, self._drop_job(caller))
-            caller.has_words = True
+            if is_silent and self.now < latest:
+                self.at(min(latest, self.now + 500), lambda: self._yield(caller, granted, latest))
+                return
+            left_ms = self._drop_job(caller)
+            if not is_silent:
+                caller.work_ms, caller.has_words = max(50.0, left_ms), True
             # It has begun, so it gets a new wait.
             caller.wait_again(self.now + self._lanes_wait_ms(caller), is_failed=False)
             self._return(caller)
