@@ -137,7 +137,12 @@ class LimitedLanes:
     def gives_way(self, request: Request, now: int) -> bool:
         """Whether a free place belongs to an earlier request of its lane."""
         own = self._state.home[request.id]
-        return self._is_behind(own, own.line.rank(request.id, now + own.service.ms), request.lane, now)
+        if not self._is_behind(own, own.line.rank(request.id, now + own.service.ms), request.lane, now):
+            return False
+        urgent_at = own.line.due_of(request.id) - own.service.ms
+        if now < urgent_at:
+            self._state.wakes.append(math.ceil(urgent_at))  # then it goes before those that are not
+        return True
 
     def _is_behind(
         self, own: Candidate, rank: tuple[float, object], lane: str, now: int, *, only_kept: bool = False

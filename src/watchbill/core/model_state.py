@@ -54,7 +54,7 @@ PAUSE_MEMORY_MS = 60_000
 #: A turn that was cut short is followed by this many whole ones of the same model.
 WHOLE_TURNS = 2
 #: The pause of people for which it waits after lost turns is doubled so often.
-LOST_TURNS_MAX = 5
+LOST_TURNS_MAX = 6
 #: A model that failed this often in a row is quarantined.
 LOAD_ATTEMPTS = 3
 QUARANTINE_FIRST_MS = 60_000
@@ -602,9 +602,10 @@ class ModelState(CandidateState):
 
     @property
     def quiet_ms(self) -> float:
-        """How long people must have been quiet before its next turn: after one that was lost, a further one would be
-        for nothing, too, where its answers begin too late for people's pauses."""
-        return self.quantum_ms * 2 ** min(self.lost_turns, LOST_TURNS_MAX) if self.lost_turns else 0.0
+        """How long people must have been quiet before its next turn. One that was lost is chance. After two of them a
+        further one would be for nothing, too, where its answers begin too late for people's pauses."""
+        more = min(self.lost_turns, LOST_TURNS_MAX) - 1
+        return self.quantum_ms * 2**more if more > 0 else 0.0
 
     def has_answered(self, now: int) -> bool:
         """Whether its turn has lasted for one answer."""

@@ -262,7 +262,7 @@ def soft_at(
 
 def quiet_at(state: State, model: Candidate) -> float:
     """When people who use its room have been quiet for long enough, after turns that were lost as they came back."""
-    if not model.serving.lost_turns or model.top_class() is WorkClass.INTERACTIVE:
+    if not model.serving.quiet_ms or model.top_class() is WorkClass.INTERACTIVE:
         return -math.inf
     seen = (s.person_at for s in movable(state, model) if share_room(s, model))
     return max(seen, default=-math.inf) + model.serving.quiet_ms
