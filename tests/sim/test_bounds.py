@@ -10,7 +10,7 @@ import pytest
 
 from watchbill.catalog import PLANS_LANE, Lane, Model, PolicyRules, WorkClass
 from watchbill.core import messages as m
-from watchbill.core.running import BOUNDARY_MS
+from watchbill.core.running import BOUNDARY_MS, FIRST_WORD_MS
 from watchbill.core.stages import Stage
 from watchbill.runtime.views import request_view
 from watchbill.simulate import world as simulated
@@ -472,6 +472,28 @@ def test_background_work_that_begins_late_is_not_loaded_for_nothing_between_the_
     assert answered["A"] >= 180
     assert world.tally.loads_by_model["B"] <= 2 * answered["B"] + 5
     assert answered["B"] >= 900_000 // max_wait_ms
+    assert not world.judge.broken
+
+
+def test_a_person_waits_for_the_first_word_of_a_hung_engine_for_a_bounded_time(
+    world_of: WorldOf, model: ModelOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """RES-12, LANE-06: an answer with half of its patience behind it is waited for up to its first word, but an engine
+    that hangs would keep the person out until the lane's timeout."""
+    monkeypatch.setattr(simulated, "FIRST_BYTE_SHARE", 1.0)
+    monkeypatch.setattr(simulated, "FIRST_BYTE_MAX_MS", 600_000)
+    lanes = {
+        "chat": lane("chat", WorkClass.INTERACTIVE, 120_000, 60_000),
+        "late": lane("late", WorkClass.BACKGROUND, 10_000, 600_000),
+    }
+    world = world_of(model("A"), model("B"), load_ms=8_000, lanes=lanes)
+    late = world.arrive("B", 500_000, lane="late")
+    while late.started_at is None:
+        world.run(world.now + 100)
+    person = world.arrive("A", 500, lane="chat")
+    world.run(200_000)
+    assert person.started_at is not None
+    assert person.started_at - person.request.arrived_at <= FIRST_WORD_MS + 30_000
     assert not world.judge.broken
 
 

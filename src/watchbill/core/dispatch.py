@@ -264,7 +264,7 @@ class Dispatch:
         if not running.has_spoken:
             model.serving.lost_turns = max(0, model.serving.lost_turns - 1)
         running.begun = running.has_spoken = True
-        if model.stage is Stage.DRAINING and running.is_waited_for:
+        if model.stage is Stage.DRAINING and running.waited_until:
             self._state.cut(running, CutKind.BOUNDARY, now)
 
     def indivisible(self, event: Indivisible, now: int) -> None:

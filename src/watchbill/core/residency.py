@@ -67,7 +67,7 @@ from watchbill.core.reasons import (
 )
 from watchbill.core.resources import shortage
 from watchbill.core.routing import is_spent_out
-from watchbill.core.running import Running
+from watchbill.core.running import FIRST_WORD_MS, Running
 from watchbill.core.stages import HOLDING, LEAVING, MOVING, Stage
 from watchbill.core.state import State
 from watchbill.errors import IllegalTransition
@@ -256,7 +256,8 @@ class Residency:
                     self._state.cut(running, CutKind.REQUEUE, now)
                 elif self._can_continue(running.request):
                     if plan is not None and not running.has_spoken and not running.is_patient:
-                        running.is_waited_for = True  # to its first word: it would be cut without one again
+                        running.waited_until = now + FIRST_WORD_MS  # it would be cut without a word again
+                        self._state.wakes.append(running.waited_until)
                     else:
                         self._state.cut(running, CutKind.BOUNDARY, now)
 
@@ -318,6 +319,9 @@ class Residency:
     def advance(self, now: int) -> None:
         """Stops models that have drained, and loads those that have their memory, in the order of the plans."""
         for model in self._state.in_stage(Stage.DRAINING):
+            for running in model.running.values():
+                if running.waited_until and now >= running.waited_until and running.cut is None:
+                    self._state.cut(running, CutKind.BOUNDARY, now)
             # A process that is stopped takes its unfinished runs with it; one that sleeps must have let go of them.
             sleeps = model.sleeps and not model.emergency
             is_drained = not model.running and not model.users and not (sleeps and model.lingering)

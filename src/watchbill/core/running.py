@@ -6,10 +6,12 @@ from msgspec import Struct
 
 from watchbill.core.messages import CutKind, Request
 
-__all__ = ["BOUNDARY_MS", "CUT_LIMIT_MS", "LINGER_LIMIT_MS", "Lingering", "Running"]
+__all__ = ["BOUNDARY_MS", "CUT_LIMIT_MS", "FIRST_WORD_MS", "LINGER_LIMIT_MS", "Lingering", "Running"]
 
 #: Background and leased work reaches a safe boundary within about this time.
 BOUNDARY_MS = 1_500
+#: A model that leaves waits for the first word of an answer with little patience for so long: its engine may hang.
+FIRST_WORD_MS = 20_000
 #: A cut request that is not reported ended by then counts as gone.
 CUT_LIMIT_MS = 10_000
 #: A run that was cut keeps its slot until its engine has let go, at most this long. The bound of the engine layer
@@ -32,7 +34,9 @@ class Running(Struct, gc=False):
     rests_since: int | None = None  # the machine of its site says that it waits there
     rested_ms: int = 0  # in earlier pauses of this run
     has_spoken: bool = False  # the first token came
-    is_waited_for: bool = False  # its model leaves as soon as it has a word
+    waited_until: int = (
+        0  # its model leaves as soon as it has a word, at the latest then; 0: it does not wait
+    )
 
     def ran_ms(self, now: int) -> int:
         """How long it has run. While it waits at another machine it does not."""
