@@ -246,6 +246,7 @@ async def test_a_disk_that_refuses_at_the_start_only_delays_what_was_left(
             assert opened.peer.asked == []
             closing.close()
             assert (await until(client, made.id, "completed")).output_text == "hello there"
+            await opened.until_idle()
     assert waiting(tmp_path) == 0
 
 
@@ -271,4 +272,5 @@ async def test_what_only_a_log_holds_because_the_disk_is_full_is_waited_for(tmp_
         async with daemon(root) as (opened, client):
             for id in (first.id, made.id):
                 await until(client, id, "completed")
+            await opened.until_idle()  # it leaves the spool after its record is there
         assert waiting(root) == 0
