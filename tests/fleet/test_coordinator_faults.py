@@ -30,7 +30,9 @@ def test_a_batch_at_which_coordinators_fail_is_set_aside_and_others_go_on(fleet:
     fleet.start_agent("cpu-1")
     bad = fleet.submit("bad")
     assert fleet.wait(bad) == 0
-    assert fleet.plan("retry", "a", "--batch", bad, "--quiet").returncode == 0
+    told = fleet.plan("retry", "a", "--batch", bad, "--quiet")
+    # It waits for what becomes of the request, for some seconds: three coordinators start one after the other.
+    assert told.returncode == 0 or "the coordinator failed at it (KeyError: 'ghost')" in told.stderr
     refused = fleet.root / places.REFUSED
     wait_until(lambda: any(refused.glob(f"{bad}.*.reopen")))
     (request,) = refused.glob(f"{bad}.*.reopen")
