@@ -23,7 +23,7 @@ from watchbill.fleet.folder.results import End, Result, ResultLog
 from watchbill.fleet.folder.slips import Slip
 from watchbill.fleet.state import epochs
 from watchbill.fleet.state.approving import Answer, Verdict, answer, questions_of
-from watchbill.fleet.state.entries import Reopen, encode_entry
+from watchbill.fleet.state.entries import Epoch, Reopen, encode_entry
 from watchbill.fleet.state.epochs import Office, Superseded
 from watchbill.fleet.state.journal import Journal, read_past
 from watchbill.fleet.state.ledger import Ledger
@@ -46,9 +46,11 @@ class Rig:
         self.seq = 0
         self.brain = self.new_brain(0)
 
-    def new_brain(self, now_ms: int, produces_ms: int = fleet_limits.PRODUCES_MS_MAX) -> Coordinator:
+    def new_brain(
+        self, now_ms: int, produces_ms: int = fleet_limits.PRODUCES_MS_MAX, boot: str = "manager"
+    ) -> Coordinator:
         brain = Coordinator(
-            self.disk, Watcher("manager"), Pulse("manager", 1, 1, 0), wall_ms=lambda: 1_767_225_600_000,
+            self.disk, Watcher(boot), Pulse(boot, 1, 1, 0), wall_ms=lambda: 1_767_225_600_000,
             produces_ms=produces_ms,
         )  # fmt: skip
         brain.start(now_ms)
@@ -444,7 +446,7 @@ def test_ten_tasks_end_before_ten_thousand_that_came_first(rig: Rig) -> None:
     assert accepted.count("big") < 60
 
 
-def test_a_failed_task_comes_again_after_its_time_and_a_new_coordinator_counts_from_its_start(
+def test_a_failed_task_comes_again_after_its_time_and_one_of_another_boot_counts_from_its_start(
     rig: Rig,
 ) -> None:
     """FLEET-08, R16: no wall clock is in it, so a clock that is set by a day changes nothing."""
@@ -455,7 +457,7 @@ def test_a_failed_task_comes_again_after_its_time_and_a_new_coordinator_counts_f
     assert rig.brain.turn(1_000).next_at_ms == 11_000
     rig.brain.turn(10_999)
     assert rig.board.offered() == []
-    rig.brain = rig.new_brain(5 * DAY_MS)
+    rig.brain = rig.new_brain(5 * DAY_MS, boot="another")
     rig.brain.turn(5 * DAY_MS + 9_999)
     assert rig.board.offered() == []
     rig.brain.turn(5 * DAY_MS + 10_000)
@@ -470,6 +472,28 @@ def test_a_failed_task_comes_again_after_its_time_and_a_new_coordinator_counts_f
     assert slip.attempt == 3
     assert [entry["outcome"] for entry in rig.kinds("b1", "ended")] == ["failed"]
     assert os.listdir(rig.root / places.FAILED) == [name]
+
+
+def test_a_takeover_does_not_begin_the_wait_of_a_failed_task_anew(rig: Rig) -> None:
+    """FLEET-08: the third attempt came after 300 s of quiet only, and a coordinator that came and went more often than
+    that kept it away for good. The clock of a boot is one, whichever process reads it; another boot's is not asked."""
+    rig.submit("b1", "p", "### a\n- **command**: `true`\n")
+    rig.brain.turn(0)
+    [(name, _)] = rig.claim()
+    rig.report(name, End.FAILED)
+    rig.brain.turn(1_000)
+    for now_ms in (4_000, 8_000, 10_999):  # of the same boot: 10 s from the failure on
+        rig.brain = rig.new_brain(now_ms)
+        assert rig.brain.turn(now_ms).next_at_ms == 11_000
+    for now_ms in (700_000, 705_000, 709_999):  # of another one: from when it was first seen
+        rig.brain = rig.new_brain(now_ms, boot="another")
+        assert rig.brain.turn(now_ms).next_at_ms == 710_000
+    rig.brain = rig.new_brain(500, boot="third")
+    assert rig.brain.turn(500).next_at_ms == 10_500
+    rig.brain = rig.new_brain(11_000)
+    rig.brain.turn(11_000)
+    [(_, slip)] = rig.claim()
+    assert slip.attempt == 2
 
 
 def test_a_silent_agent_loses_its_task_once_and_its_late_result_is_refused(rig: Rig) -> None:
@@ -975,7 +999,8 @@ def test_what_a_superseded_coordinator_writes_behind_the_successors_look_does_no
     before = rig.counted("b1")
     path = places.journal_path("p", "b1", first.epoch)
     own_end = read_whole(rig.disk, path)[1]
-    Journal(rig.disk, "p", "b1", first.epoch, {}, own_end=own_end).commit([Reopen("r2", ("a",), {}, 3)])
+    journal = Journal(rig.disk, "p", "b1", Epoch(first.epoch, {}), own_end=own_end)
+    journal.commit([Reopen("r2", ("a",), {}, 3)])
     assert read_whole(rig.disk, path)[1] > own_end
     assert rig.counted("b1") == before
     assert [entry["attempt"] for entry in before if entry["e"] == "accept"] == [1, 2]

@@ -9,7 +9,7 @@ import pytest
 from support.fleet_folder import FleetFolder
 from watchbill.fleet.folder import places
 from watchbill.fleet.folder.disk import FolderDisk
-from watchbill.fleet.state.entries import Open
+from watchbill.fleet.state.entries import Epoch, Open
 from watchbill.fleet.state.epochs import Superseded, take_epoch
 from watchbill.fleet.state.journal import ForeignBatch, Journal, read_past
 from watchbill.fleet.state.reading import batches_of
@@ -24,7 +24,7 @@ def fleet_with_a_batch(root: Path, epochs: int) -> FolderDisk:
     for _ in range(epochs):
         epoch = take_epoch(disk)
     disk.make_folder(places.batch_folder("p", "b"))
-    journal = Journal(disk, "p", "b", epoch, {}, fleet=places.check_root(root))
+    journal = Journal(disk, "p", "b", Epoch(epoch, {}, places.check_root(root)))
     journal.commit([Open("p", {}, 3)])
     journal.close()
     return disk

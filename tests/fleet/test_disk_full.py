@@ -23,10 +23,12 @@ from watchbill.fleet.folder.agent_report import HeldWhy, OnHold
 from watchbill.fleet.folder.heartbeat import read_heartbeat
 from watchbill.fleet.folder.results import End, Result
 from watchbill.fleet.folder.values import Fields
+from watchbill.fleet.matching.abilities import Ability, Need
 from watchbill.fleet.matching.policy import Crowd, judge
 from watchbill.fleet.state.entries import Fail, Spec
 from watchbill.fleet.state.ledger import TaskState
 from watchbill.plans.graph import Node
+from watchbill.plans.task import TaskClass
 
 ONCE = "- **retries**: 0\n"
 SAYS_FULL = "### a\n- **command**: `echo 'cp: error writing x: No space left on device' >&2; exit 1`\n"
@@ -198,9 +200,10 @@ async def test_a_task_that_always_finds_a_disk_full_fails_in_the_end(
 def test_the_waits_grow_and_another_agent_is_tried() -> None:
     """FLEET-08: 10 s, 60 s, 300 s, without a failure that counts."""
     result, state = Result("n", "a", 1, End.DISK_FULL), TaskState(attempt=1)
+    crowd, need = Crowd((Ability("a", 1), Ability("b", 1))), Need(TaskClass.CPU)
     delays: list[int] = []
     for full in range(4):
-        entry = judge("t", replace(state, disk_full=full), Spec(Node("t")), result, Crowd(), has_other=True)
+        entry = judge("t", replace(state, disk_full=full), Spec(Node("t")), result, crowd, need=need)
         assert isinstance(entry, Fail)
         assert not entry.is_counted and not entry.is_final and entry.avoid == ("a",)
         delays.append(entry.delay_ms)

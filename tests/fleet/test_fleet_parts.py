@@ -337,10 +337,8 @@ def judged(
 ):
     spec = Spec(Node("t"), TaskClass.SCRIPT, vram_mb=1_000)
     crowd = Crowd(tuple(Ability(name, 1, True, False, 4_000) for name in able), vram_mb_max, 2)
-    has_other = crowd.has_other("a", Need(TaskClass.SCRIPT, 1_000))
-    return judge(
-        "t", state or TaskState(attempt=1), spec, Result("n", "a", 1, end), crowd, has_other=has_other
-    )
+    need = Need(TaskClass.SCRIPT, 1_000)
+    return judge("t", state or TaskState(attempt=1), spec, Result("n", "a", 1, end), crowd, need=need)
 
 
 @pytest.mark.parametrize(("failures", "delay_ms"), [(0, 10_000), (1, 60_000)])
@@ -363,6 +361,36 @@ def test_out_of_memory_asks_for_half_as_much_again_up_to_the_largest_budget() ->
     assert judged(End.OUT_OF_MEMORY).vram_mb == 1_500
     assert judged(End.OUT_OF_MEMORY, vram_mb_max=1_200).vram_mb == 1_200
     assert judged(End.FAILED).vram_mb == 1_000
+
+
+@pytest.mark.parametrize(
+    ("able", "vram_mb_max", "delays_ms"),
+    [
+        (("a", "b"), 4_000, [0, 0]),  # more memory, on another card: that is another trial
+        (("a",), 4_000, [10_000, 60_000]),  # the same card, and whatever fills it
+        (("a", "b"), 1_000, [10_000, 60_000]),  # no agent has more
+    ],
+)
+def test_out_of_memory_is_put_off_unless_another_agent_has_more(
+    able: tuple[str, ...], vram_mb_max: int, delays_ms: list[int]
+) -> None:
+    """FLEET-08: three attempts on a card that others fill were over within a second."""
+    found = [
+        judged(
+            End.OUT_OF_MEMORY,
+            TaskState(attempt=1, failures=failures),
+            able=able,
+            vram_mb_max=vram_mb_max,
+        ).delay_ms
+        for failures in (0, 1)
+    ]
+    assert found == delays_ms
+
+
+def test_out_of_memory_avoids_its_agent_only_where_another_one_has_what_comes_next() -> None:
+    """FLEET-08: the next attempt asks for more than the other cards have."""
+    assert judged(End.OUT_OF_MEMORY, TaskState(attempt=2, vram_mb=3_000), vram_mb_max=5_000).avoid == ()
+    assert judged(End.OUT_OF_MEMORY).avoid == ("a",)
 
 
 def test_what_is_nobodys_fault_is_not_counted() -> None:

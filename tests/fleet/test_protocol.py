@@ -202,12 +202,12 @@ def test_four_dead_agents_under_a_task_are_no_failures() -> None:
 
 
 def test_a_policy_that_counts_losses_as_failures_breaks_a_law(monkeypatch: pytest.MonkeyPatch) -> None:
-    def blame(task: str, state: Any, spec: Any, result: Result, crowd: Any, *, has_other: bool) -> Any:
+    def blame(task: str, state: Any, spec: Any, result: Result, crowd: Any, *, need: Any) -> Any:
         if result.end is End.LOST:
             return Fail(
                 task, state.attempt, result.agent, result.end, is_final=state.failures + 1 >= spec.attempts
             )
-        return policy.judge(task, state, spec, result, crowd, has_other=has_other)
+        return policy.judge(task, state, spec, result, crowd, need=need)
 
     monkeypatch.setattr(judging, "judge", blame)
     with pytest.raises(BrokenLaw):

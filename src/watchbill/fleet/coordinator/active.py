@@ -84,12 +84,14 @@ class ActiveBatches:
         disk: Disk,
         wall_ms: Callable[[], int],
         fleet: str = "",
+        boot: str = "",
         set_aside: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        """`wall_ms` is for people: no decision depends on it. `fleet` is the id of the shared folder. `set_aside`:
-        batches that are not taken up, and why."""
+        """`wall_ms` is for people: no decision depends on it. `fleet` is the id of the shared folder, `boot` that of
+        the boot whose clock the coordinator is given. `set_aside`: batches that are not taken up, and why."""
         self._disk = disk
         self._fleet = fleet
+        self._boot = boot
         self._wall_ms = wall_ms
         self._sequence = 0
         self.epoch = 0  # of the coordinator, once it has taken one
@@ -106,33 +108,25 @@ class ActiveBatches:
 
     def take_up(self, order: ExecutePlan, now_ms: int) -> None:
         """Replay the entries of a batch that count, and go on with it."""
-        self._go_on_with(self._replayed(order), now_ms)
+        self._go_on_with(self._replayed(order, now_ms), now_ms)
 
-    def _replayed(self, order: ExecutePlan) -> ActiveBatch:
+    def _replayed(self, order: ExecutePlan, now_ms: int) -> ActiveBatch:
         """What a batch came to by the entries that count; opens the journal of this epoch."""
         self.at = order.batch
         past = read_past(self._disk, order.plan, order.batch, self.epoch, self._fleet)
         ledger = Ledger(order.batch)
         for entry in past.entries:
             ledger.apply(entry)
+        first = Epoch(self.epoch, past.after, self._fleet, self._boot, now_ms)
         if past.own_end is None:
             # The ledger hears of the new epoch as it will in a later replay: parts without their end count for nothing.
-            ledger.apply(Epoch(self.epoch, past.after))
+            ledger.apply(first)
         if ledger.is_open and ledger.plan != order.plan:
             raise OursError(
                 f"it is a batch of the plan {ledger.plan}, and lies in plans/{order.plan}: copied, or renamed since",
                 hint=f"move its folder back to plans/{ledger.plan}/history, or submit {order.plan} anew",
             )
-        journal = Journal(
-            self._disk,
-            order.plan,
-            order.batch,
-            self.epoch,
-            past.after,
-            fleet=self._fleet,
-            own_end=past.own_end,
-        )
-        return ActiveBatch(ledger, journal)
+        return ActiveBatch(ledger, Journal(self._disk, order.plan, order.batch, first, own_end=past.own_end))
 
     def _go_on_with(self, batch: ActiveBatch, now_ms: int) -> None:
         ledger = batch.ledger
@@ -148,7 +142,7 @@ class ActiveBatches:
         """The same, but one batch that makes no sense, damaged, copied or of a later version, stops no others. One that
         was left alone may make sense by now."""
         try:
-            batch = self._replayed(order)
+            batch = self._replayed(order, now_ms)
         except (OursError, ValueError, KeyError) as error:
             self.left_alone[order.batch] = str(error)
             return
@@ -198,6 +192,8 @@ class ActiveBatches:
     def decide(self, batch: str, entry: Entry, now_ms: int) -> None:
         """Apply an entry, to be written at the end of the turn. Raises IllegalTransition for one that cannot be."""
         self.at = batch
+        if isinstance(entry, Fail):
+            entry = replace(entry, clock_ms=now_ms)
         effect = self._apply(self.batches[batch], entry)
         self._go_on(self.batches[batch].ledger, effect, now_ms)
         if isinstance(entry, Reopen):
@@ -245,12 +241,11 @@ class ActiveBatches:
             self._apply(self.batches[batch], entry)
 
     def _line_up(self, ledger: Ledger, task: str, now_ms: int) -> None:
-        # Only the delay is written down, not the time: clocks of two machines, or of two boots, have nothing in common.
-        delay_ms = ledger.state(task).delay_ms
+        left_ms = ledger.left_ms(task, self._boot, now_ms)
         spec = ledger.spec(task)
         self.lineup.add(
             ledger.batch, task, task_class=spec.task_class, priority=spec.priority or ledger.priority,
-            not_before_ms=now_ms + delay_ms if delay_ms else 0,
+            not_before_ms=now_ms + left_ms if left_ms else 0,
         )  # fmt: skip
 
 

@@ -181,8 +181,7 @@ class Judging:
     ) -> None:
         if result.end is End.DONE:
             result = self._prepared_for_publication(ledger, task, result)
-        has_other = result.end is not End.DONE and crowd.has_other(result.agent, need_of(ledger, task))
-        entry = judge(task, ledger.state(task), ledger.spec(task), result, crowd, has_other=has_other)
+        entry = judge(task, ledger.state(task), ledger.spec(task), result, crowd, need=need_of(ledger, task))
         if isinstance(entry, Accept):
             entry = replace(entry, is_unscored=is_evaluated(ledger, task) and not has_score)
             self.publish_answer(ledger, task)

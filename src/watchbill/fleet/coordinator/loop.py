@@ -114,7 +114,7 @@ class Coordinator:
         self._stranded = Stranded()
         self._strays: frozenset[str] = frozenset()  # files among the signals that no agent obeys
         self._stuck: set[str] = set()  # slips whose agents were asked to abort them
-        self._active = ActiveBatches(disk, wall_ms, fleet, set_aside)
+        self._active = ActiveBatches(disk, wall_ms, fleet, pulse.boot_id, set_aside)
         self._acts = Acts(disk, self._board, self._active, wall_ms)
         self._inbox = Inbox(disk, self._active, self._acts)
         self._holding = Holding(disk, self._acts)

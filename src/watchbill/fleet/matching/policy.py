@@ -13,7 +13,8 @@ After an attempt, in this order:
     4. not runnable here (126, 127)             once more, on another agent if there is one; then failed
     5. a disk was full                          again after 10 s, 60 s, 300 s, on another agent if there is one; not
                                                 counted the first 20 times
-    6. out of memory                            counted; again with 1.5 x the memory, at most the largest budget
+    6. out of memory                            counted; again with 1.5 x the memory, at most the largest budget: at
+                                                once where another agent has that much, else after 10 s, 60 s, 300 s
     7. a poor answer                            counted; again at once, with what was wrong with it
     8. anything else                            counted; again after 10 s, 60 s, 300 s, on another agent if there is one
     9. no attempts left                         failed
@@ -24,7 +25,7 @@ allow to run; a command that a rule asks about waits for a person.
 
 import heapq
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from watchbill.fleet import limits
 from watchbill.fleet.folder.results import End, Result
@@ -58,9 +59,9 @@ class Crowd:
 
 
 def judge(
-    task: str, state: TaskState, spec: Spec, result: Result, crowd: Crowd, *, has_other: bool
+    task: str, state: TaskState, spec: Spec, result: Result, crowd: Crowd, *, need: Need
 ) -> Accept | Fail | Lost | Hold:
-    """What a result under the current token leads to; `has_other`: an agent beside its own could take the task."""
+    """What a result under the current token leads to; `need` is the task's."""
     if result.end is End.DONE:
         return Accept(
             task, state.attempt, result.agent, result.ms, result.peak_vram_mb, peak_rss_mb=result.peak_rss_mb
@@ -71,13 +72,16 @@ def judge(
         return Hold(task, Cause.APPROVAL, result.agent, result.tail)
     is_counted = _is_counted(state, result)
     failures = state.failures + is_counted
-    vram_mb = state.vram_mb or spec.vram_mb
+    had_mb = state.vram_mb or spec.vram_mb
+    vram_mb = _more_vram(had_mb, crowd) if result.end is End.OUT_OF_MEMORY else had_mb
+    has_other = crowd.has_other(result.agent, replace(need, vram_mb=vram_mb))
+    in_vain = failures + (state.disk_full + 1) * (result.end is End.DISK_FULL)
     return Fail(
         task, state.attempt, result.agent, result.end, result.rc, result.tail,
         is_final=failures >= spec.attempts or _is_hopeless(state, result),
         is_counted=is_counted,
-        delay_ms=_delay_ms(result, failures + (state.disk_full + 1) * (result.end is End.DISK_FULL)),
-        vram_mb=_more_vram(vram_mb, crowd) if result.end is End.OUT_OF_MEMORY else vram_mb,
+        delay_ms=_delay_ms(result, in_vain, gets_more=has_other and vram_mb > had_mb),
+        vram_mb=vram_mb,
         avoid=_avoid(result) if has_other else (),
         ms=result.ms,
     )  # fmt: skip
@@ -97,9 +101,11 @@ def _is_hopeless(state: TaskState, result: Result) -> bool:
     return is_nowhere_runnable or result.end in _HOPELESS
 
 
-def _delay_ms(result: Result, in_vain: int) -> int:
-    if result.end in (End.SOFT_STOP, End.NOT_RUNNABLE, End.OUT_OF_MEMORY, End.POOR):
+def _delay_ms(result: Result, in_vain: int, *, gets_more: bool) -> int:
+    if result.end in (End.SOFT_STOP, End.NOT_RUNNABLE, End.POOR):
         return 0
+    if result.end is End.OUT_OF_MEMORY and gets_more:
+        return 0  # elsewhere, with more memory: that is another trial. The same card may be full for a while
     return limits.BACK_OFF_MS[min(max(in_vain, 1), len(limits.BACK_OFF_MS)) - 1]
 
 

@@ -8,7 +8,8 @@ count, so that no line is too long and half of it counts for nothing:
     Tasks..., Gone..., Reopen, Keep...
 
 That a task is skipped is not written down: it follows from what its dependencies came to. Times (`at_ms`) are of the
-coordinator's wall clock and for people: no decision depends on them.
+coordinator's wall clock and for people: no decision depends on them. `clock_ms` is of the monotonic clock of the boot
+that the last `Epoch` names, and is compared with times of the same boot only.
 """
 
 import json
@@ -102,6 +103,8 @@ class Epoch:
     epoch: int
     after: Mapping[int, int]
     fleet: str = ""  # the id in the marker of its folder: a copy in another fleet is told by it
+    boot: str = ""  # of its machine
+    clock_ms: int = 0  # when it took the batch up
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,6 +221,7 @@ class Fail:
     avoid: tuple[str, ...] = ()
     at_ms: int = 0
     ms: int = 0
+    clock_ms: int = 0  # when the coordinator decided it: the delay begins
 
 
 @dataclass(frozen=True, slots=True)
@@ -351,7 +355,7 @@ def size_of_text(text: str) -> int:
 def _epoch(line: Fields) -> Epoch:
     after = line.fields("after")
     believed = {int(key): after.whole(key) for key in after.all() if key.isdigit()}
-    return Epoch(line.whole("epoch"), believed, line.text("fleet"))
+    return Epoch(line.whole("epoch"), believed, line.text("fleet"), line.text("boot"), line.whole("clock_ms"))
 
 
 def _tasks(line: Fields) -> Tasks:
@@ -367,7 +371,7 @@ def _fail(line: Fields) -> Fail:
     return Fail(
         *_token(line), line.text("agent"), End(line.text("end")), line.optional_whole("rc"), line.text("tail"),
         line.flag("is_final"), line.flag("is_counted"), line.whole("delay_ms"), line.whole("vram_mb"),
-        line.texts("avoid"), line.whole("at_ms"), line.whole("ms"),
+        line.texts("avoid"), line.whole("at_ms"), line.whole("ms"), line.whole("clock_ms"),
     )  # fmt: skip
 
 

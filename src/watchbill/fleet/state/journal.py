@@ -101,16 +101,14 @@ class Journal:
         disk: Disk,
         plan: str,
         batch: str,
-        epoch: int,
-        after: dict[int, int],
+        first: Epoch,
         *,
-        fleet: str = "",
         own_end: int | None = None,
     ) -> None:
         """Begin the file, from whose first line on nothing more of the earlier epochs counts. With `own_end` go on."""
-        self._recorder = Recorder(disk, places.journal_path(plan, batch, epoch), goes_on_at=own_end)
+        self._recorder = Recorder(disk, places.journal_path(plan, batch, first.epoch), goes_on_at=own_end)
         if own_end is None:
-            self.commit([Epoch(epoch, after, fleet)])
+            self.commit([first])
 
     def commit(self, entries: Iterable[Entry]) -> None:
         """Put entries on stable storage with one sync. Raises OSError: then the coordinator has to start anew."""

@@ -96,6 +96,13 @@ _PHASES = {
 }  # fmt: skip
 
 
+class Moment(NamedTuple):
+    """A moment by the monotonic clock of a boot. Those of two boots have nothing in common."""
+
+    boot: str
+    clock_ms: int
+
+
 @dataclass(slots=True)
 class TaskState:
     """What the attempts of a task came to so far."""
@@ -112,6 +119,8 @@ class TaskState:
     not_runnable: int = 0
     disk_full: int = 0
     delay_ms: int = 0  # before the next attempt
+    put_off: Moment | None = None  # when that delay began
+    epochs_before: int = 0  # that
     vram_mb: int = 0  # of the next attempt; 0: what the plan says
     avoid: tuple[str, ...] = ()
     held: Cause | None = None  # why it waits for a person
@@ -203,6 +212,7 @@ class Ledger:
         self._expanded: dict[str, list[str]] = {}  # template -> its tasks
         self._states: dict[str, TaskState] = {}
         self._graph = Graph(())
+        self._epochs: list[Moment] = []  # when each coordinator took the batch up
         self._parts: list[Spec] = []
         self._gone: dict[str, str] = {}
         self._items: list[str] = []
@@ -222,6 +232,18 @@ class Ledger:
         """What the plan says of the task, or of the template it comes from."""
         part = self._slices.get(task)
         return self._specs[task if part is None else part.template]
+
+    def left_ms(self, task: str, boot: str, now_ms: int) -> int:
+        """How much of a task's delay is left, at this time of this boot.
+
+        What has passed is known from the first moment of the same boot: the failure itself or, where that was decided
+        on another machine, the time at which a coordinator of this boot first took the batch up. Of a boot that is
+        seen for the first time nothing is known: the whole delay is left.
+        """
+        state = self.state(task)
+        moments = [*([state.put_off] if state.put_off else []), *self._epochs[state.epochs_before :]]
+        since_ms = next((each.clock_ms for each in moments if boot and each.boot == boot), now_ms)
+        return max(0, state.delay_ms - max(0, now_ms - since_ms))
 
     def items(self, task: str) -> tuple[str, ...]:
         """The items of a task of a fan-out, as JSON; none of another one."""
@@ -333,7 +355,7 @@ class Ledger:
     def _apply(self, entry: Entry) -> Effect:
         match entry:
             case Epoch():
-                return self._begin()
+                return self._begin(entry)
             case Tasks():
                 self._parts += entry.specs
                 return Effect()
@@ -367,8 +389,9 @@ class Ledger:
             case _:
                 return self._move(entry)
 
-    def _begin(self) -> Effect:
+    def _begin(self, entry: Epoch) -> Effect:
         """A new coordinator: what its predecessor wrote in part counts for nothing."""
+        self._epochs.append(Moment(entry.boot, entry.clock_ms))
         self._parts, self._gone, self._items, self._names = [], {}, [], {}
         return Effect()
 
@@ -584,8 +607,9 @@ class Ledger:
         del self.by_token[state.token]
         state.token = ""
 
-    @staticmethod
-    def _count_failure(entry: Fail, state: TaskState) -> None:
+    def _count_failure(self, entry: Fail, state: TaskState) -> None:
+        boot = self._epochs[-1].boot if self._epochs else ""
+        state.put_off, state.epochs_before = Moment(boot, entry.clock_ms), len(self._epochs)
         state.failures += entry.is_counted
         state.is_retried = entry.is_counted
         state.soft_stops += entry.end is End.SOFT_STOP
