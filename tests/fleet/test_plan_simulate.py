@@ -1,11 +1,17 @@
 """`plan simulate`: forecasts from what earlier batches came to."""
 
 import json
+import os
 from typing import Any
 
 import pytest
 
 from support.fleet_folder import FleetFolder
+from watchbill.files.host import boot_id, start_time
+from watchbill.fleet.folder import places
+from watchbill.fleet.folder.agent_report import AgentReport
+from watchbill.fleet.folder.disk import FolderDisk
+from watchbill.fleet.folder.heartbeat import Heartbeat, Pulse, write_heartbeat
 
 TASKS = """
 ### list
@@ -66,6 +72,45 @@ def test_a_forecast_says_what_is_a_guess_and_changes_nothing(fleet: FleetFolder)
     assert "one more like card-6144" in done.stdout
     assert "watchbill gpus --bench" in done.stdout
     assert sorted(fleet.root.rglob("*")) == files
+
+
+def join_with_a_model(fleet: FleetFolder, name: str, *, is_hot: bool, lives: bool = True) -> None:
+    """An agent with a card, whose model takes 40 s to load, and is in its memory or not."""
+    disk, pid = FolderDisk(fleet.root), os.getpid()
+    for folder in (places.processing_folder(name), os.path.dirname(places.heartbeat_path(name))):
+        disk.make_folder(folder)
+    report = AgentReport(
+        name, available_mb=4_000, cpu_slots=1, devices=("gpu:1",), host=name, model="m", models=("m",),
+        hot_models=("m",) if is_hot else (), llm_slots=1, load_ms={"m": 40_000},
+    )  # fmt: skip
+    pulse = Pulse(boot_id(), pid, (start_time(pid) or 0) if lives else 1, 1)
+    write_heartbeat(disk, name, Heartbeat(pulse, report))
+
+
+def test_a_model_that_is_in_memory_is_not_loaded_in_a_forecast(fleet: FleetFolder) -> None:
+    """FLEET-05, FLEET-12: a rig whose models are hot was said to be slower by a load of each."""
+    fleet.write_plan("p", "### ask\n- **prompt**: What?\n")
+    places.make_fleet(fleet.root)
+    join_with_a_model(fleet, "gpu-1", is_hot=False)
+    cold = simulated(fleet)
+    join_with_a_model(fleet, "gpu-1", is_hot=True)
+    hot = simulated(fleet)
+    assert cold["elapsed_ms"] - hot["elapsed_ms"] >= 39_000
+    assert [each["loads"] for each in (cold["agents"][0], hot["agents"][0])] == [1, 0]
+    assert simulated(fleet, "--agents", "gpu-1")["agents"][0]["loads"] == 0
+    # A further card has nothing in its memory, and neither has that of a dead agent.
+    fleet.write_plan("p", "".join(f"### ask_{number}\n- **prompt**: What?\n" for number in range(12)))
+    assert [each["loads"] for each in simulated(fleet, "--agents", "2xgpu-1")["agents"][:2]] == [0, 1]
+    join_with_a_model(fleet, "gpu-1", is_hot=True, lives=False)
+    assert simulated(fleet)["agents"][0]["loads"] == 1
+
+
+def test_a_card_whose_model_fills_it_is_cooled_for_scripts_in_a_forecast(fleet: FleetFolder) -> None:
+    """FLEET-05."""
+    fleet.write_plan("p", "### work\n- **command**: `true`\n- **task_class**: script\n")
+    places.make_fleet(fleet.root)
+    join_with_a_model(fleet, "gpu-1", is_hot=True)
+    assert simulated(fleet)["agents"][0]["tasks"] == 1
 
 
 @pytest.mark.parametrize(

@@ -160,7 +160,7 @@ def _named(named: str, known: Mapping[str, Heartbeat], plan: Plan) -> Iterator[S
         for _ in range(count):
             name = _free_name(about.name, taken)
             taken.add(name)
-            yield replace(about, name=name)
+            yield about if name == about.name else replace(about, name=name, hot=())
             if len(taken) > limits.SIMULATED_AGENTS_MAX:
                 raise OursError(f"--agents: {limits.SIMULATED_AGENTS_MAX:,} agents are the limit")
     if not taken:
@@ -198,6 +198,7 @@ def _known(name: str, beat: Heartbeat) -> SimAgent:
     return SimAgent(
         name, about.cpu_slots, report.devices, about.budget_mb if about.has_card else 0, about.own_model,
         about.models, report.llm_slots, report.host, measured or _guessed_load_ms(about.budget_mb),
+        report.hot_models if beat.may_live else (),
     )  # fmt: skip
 
 
@@ -233,7 +234,7 @@ def _ability(agent: SimAgent) -> Ability:
 def _kinds(agents: Sequence[SimAgent]) -> list[SimAgent]:
     """One agent of each kind: a further one of it may be worth its price."""
     kinds = {
-        replace(each, name="", devices=("",) * len(each.devices), host=""): each
+        replace(each, name="", devices=("",) * len(each.devices), host="", hot=()): each
         for each in reversed(agents)
         if each.name != places.BRAIN
     }

@@ -77,7 +77,7 @@ class Forecaster:
 
     def one_more(self, agents: Sequence[SimAgent], like: SimAgent) -> OneMore:
         """The run with one more agent like this one, on the same host."""
-        return OneMore(like.name, self.play([*agents, replace(like, name=f"{like.name}-more")]))
+        return OneMore(like.name, self.play([*agents, replace(like, name=f"{like.name}-more", hot=())]))
 
     # ------------------------------------------------------------ items
 

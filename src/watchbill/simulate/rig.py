@@ -53,6 +53,7 @@ class SimAgent:
     llm_slots: int = 0
     host: str = ""  # agents of one host load one after the other
     load_ms: int = 0
+    hot: tuple[str, ...] = ()  # models in its memory when the run begins
 
 
 class WorkOf(Protocol):
@@ -154,7 +155,7 @@ class Rig:
         self._agents: list[_Working] = []
         for about in agents:
             self._board.join(about.name)
-            self._agents.append(_Working(about, ResultLog(self._disk, about.name)))
+            self._agents.append(_Working(about, ResultLog(self._disk, about.name), hot=about.hot))
         self._bus_free_at: dict[str, float] = {}  # host -> when its bus is free
         self._tasks: dict[str, int] = {}
         self._work_ms: dict[str, int] = {}
