@@ -82,12 +82,12 @@ GOALS: Mapping[str, Sequence[Goal]] = {
 def main() -> int:
     """Plays the traffic and prints what was seen."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--traffic", choices=TRAFFIC, action="append")
+    parser.add_argument("--traffic", choices=TRAFFIC, nargs="+", default=TRAFFIC)
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     found: dict[str, dict[str, object]] = {}
     kept = True
-    for name in arguments.traffic or TRAFFIC:
+    for name in arguments.traffic:
         seen = {policy: play(name, policy) for policy in POLICIES}
         missed = [goal.text for goal in GOALS[name] if not goal.holds(seen["rate"], seen["exhaustive"])]
         kept = kept and not missed
