@@ -146,7 +146,10 @@ class Hand:
         )
         for name in offered:
             if board.claim(self.name, name):
-                self.slip = board.read(self.name, name)
+                try:
+                    self.slip = board.read(self.name, name)
+                except FileNotFoundError:
+                    continue  # taken back since
                 if self.slip is None:
                     self._report([Result(name, self.name, self.log.life, End.UNREADABLE)])
                 else:

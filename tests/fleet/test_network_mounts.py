@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import subprocess
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,14 +16,25 @@ from support.fleet_folder import FleetFolder, shared_folder
 from support.fleet_judge import judge
 from support.fuse_mount import FuseMount, fuse_mounts
 from support.stopping import stop
+from watchbill.fleet.agent.board_client import BoardClient
+from watchbill.fleet.agent.work import Setting
+from watchbill.fleet.coordinator.loop import Coordinator
 from watchbill.fleet.folder import places
+from watchbill.fleet.folder.board import Board
+from watchbill.fleet.folder.disk import FolderDisk
+from watchbill.fleet.folder.heartbeat import Pulse, Watcher
+from watchbill.fleet.folder.slips import Headline, Slip, slip_name
+from watchbill.fleet.folder.work import Work
+from watchbill.fleet.matching.claiming import Standing
+from watchbill.plans.batch import ExecutePlan
+from watchbill.plans.task import TaskClass
 
 MACHINE = str(Path(__file__).parents[1] / "support" / "machine.py")
 #: The rhythm of everything, about ten times as fast as in earnest.
 FAST = {
     "AGENT_INTERNAL_MS": 500, "AGENT_EXTERNAL_MS": 1_000, "AGENT_POLL_BUSY_MS": 100, "AGENT_POLL_IDLE_MS": 300,
     "COORDINATOR_POLL_MS": 100, "COORDINATOR_IDLE_MS": 300, "COORDINATOR_AGAIN_MS": [100, 1_000],
-    "BACK_OFF_MS": [100, 100, 100],
+    "BACK_OFF_MS": [100, 100, 100], "PRODUCES_NETWORK_MS_MAX": 3_000,
 }  # fmt: skip
 ITEMS = 6
 PLAN = """### scan
@@ -239,3 +251,88 @@ def test_machines_whose_mount_is_away_for_a_while_go_on_with_their_folder(
     manager.mount_again() if fault == "gone" else manager.go_on()
     machines.wait(batch)
     judge(machines.fleet.root, "p", batch, ["a"])
+
+
+# ------------------------------------------------------------------ one token, one slip
+
+
+def a_slip() -> Slip:
+    return Slip("t", "b", "p", 1, 1, 0, (), {}, (), Work())
+
+
+@pytest.mark.parametrize("seed", [0, 1], ids=["ENOENT", "EIO"])
+def test_a_slip_whose_reply_is_lost_is_offered_once_and_ends_no_coordinator(
+    machines: Machines, seed: int
+) -> None:
+    """FLEET-09: each lost reply began a new coordinator, which did not see yet that the slip was taken, and offered it
+    again: two agents ran one token."""
+    places.make_fleet(machines.fleet.root)
+    for _ in range(seed):
+        machines.mount(f"none-{seed}")
+    mount = machines.mount("manager", hides_s=60.0, loses_first=3)
+    Board(FolderDisk(mount.path)).publish("n", a_slip())
+    assert machines.lost_replies() == 1, "it may have been taken since, and is not written again"
+    assert os.listdir(machines.fleet.root / places.QUEUE) == ["n"]
+    assert os.listdir(machines.fleet.root / places.DRAFTS) == []
+
+
+def test_a_slip_that_an_agent_has_taken_unseen_is_not_offered_again(machines: Machines) -> None:
+    """FLEET-09: a coordinator that starts sees that the slip has left the queue, and not yet where it is. Two agents
+    ran one token side by side. A slip that stays away for as long as a mount hides anything is offered again."""
+    root = machines.fleet.root
+    places.make_fleet(root)
+    here = Board(FolderDisk(root))
+    here.join("cpu-1")
+    disk = FolderDisk(machines.mount("manager", hides_s=5.0).path)
+    first = new_brain(disk, 0)
+    assert here.held_by("cpu-1") == [] == Board(disk).held_by("cpu-1")  # as the mount knows from now on
+    machines.fleet.write_plan("p", "### t\n- **command**: `true`\n")
+    (root / places.INBOX / "b.json").write_bytes(ExecutePlan("b", "p", {}).encode())
+    wait_until(lambda: first.turn(1) and bool(here.offered()))
+    [name] = here.offered()
+    assert here.claim("cpu-1", name)
+    second = new_brain(disk, 2)
+    second.turn(3)
+    assert here.offered() == []
+    wait_until(lambda: Board(disk).held_by("cpu-1") == [name])
+    second.turn(60_000)
+    assert here.offered() == []
+    here.put_away(name, places.EXPIRED, holder="cpu-1")  # a power cut took it
+    wait_until(lambda: Board(disk).held_by("cpu-1") == [])
+    third = new_brain(disk, 70_000)
+    third.turn(129_999)
+    assert here.offered() == []
+    third.turn(130_000)
+    assert here.offered() == [name]
+
+
+def new_brain(disk: FolderDisk, now_ms: int) -> Coordinator:
+    pulse = Pulse("manager", 1, 1, 0)
+    brain = Coordinator(disk, Watcher("manager"), pulse, wall_ms=lambda: 1_767_225_600_000, hides_ms=60_000)
+    brain.start(now_ms)
+    return brain
+
+
+def test_a_slip_that_was_given_back_with_a_lost_reply_is_not_reported(
+    machines: Machines, tmp_path: Path
+) -> None:
+    """FLEET-09: the agent still sees it in its folder. It reported it as unreadable while another one ran it, and the
+    task ran twice."""
+    root = machines.fleet.root
+    places.make_fleet(root)
+    here = Board(FolderDisk(root))
+    rig = machines.mount("rig-1", hides_s=60.0)
+    client, setting = BoardClient(rig.path, "cpu-1"), Setting(rig.path, "cpu-1", tmp_path)
+    client.join(cpu_slots=1)
+    name = slip_name(Headline(3, 1, TaskClass.CPU, 0, 1, ""), model="", batch="b", task="t")
+    here.publish(name, a_slip())
+    [prepared] = client.round(setting, deque(), Standing("cpu-1", 1), 0).prepared
+    assert client.look().held == {prepared.name}  # as the mount knows from now on
+    here.give_back("cpu-1", name)  # carried out, as far as the agent knows it was not
+    client.give_back_unstarted([name])
+    here.join("cpu-2")
+    assert here.claim("cpu-2", name)
+    client.look()
+    done = client.round(setting, deque(), Standing("cpu-1", 1), 1)
+    assert (done.prepared, done.reported) == ([], [])
+    assert client.round(setting, deque(), None, 2).reported == []

@@ -67,7 +67,10 @@ class Worker:
         self._beat()
         for name in self._for_us():
             if self._board.claim(self.name, name):
-                slip = self._board.read(self.name, name)
+                try:
+                    slip = self._board.read(self.name, name)
+                except FileNotFoundError:
+                    continue  # taken back since
                 if slip is None:
                     self._commit([Result(name, self.name, self._log.life, End.UNREADABLE)])
                 else:

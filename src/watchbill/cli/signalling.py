@@ -1,5 +1,6 @@
 """`signal`: leave a signal for an agent in the shared folder. Standard library only."""
 
+import contextlib
 from pathlib import Path
 
 from watchbill.cli.fleet_root import find_fleet
@@ -43,5 +44,9 @@ def send_signal(agent: str, order: str, task: str, *, root: Path | None, quiet: 
 def _tasks_of(fleet: Path, agent: str) -> list[str]:
     """The tasks that an agent holds."""
     board = Board(FolderDisk(fleet))
-    slips = (board.read(agent, name) for name in board.held_by(agent))
-    return [slip.task for slip in slips if slip is not None]
+    found: list[str] = []
+    for name in board.held_by(agent):
+        with contextlib.suppress(FileNotFoundError):  # it has ended since
+            slip = board.read(agent, name)
+            found += [] if slip is None else [slip.task]
+    return found

@@ -19,10 +19,11 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 __all__ = [
-    "FILE_MODE", "PRIVATE_FOLDER_MODE", "PRIVATE_MODE", "NotAFile", "create_file", "fsync_folder", "is_left_draft",
-    "make_folder", "make_private_folder", "make_subfolder", "move_file", "open_folder", "open_regular",
-    "open_shared", "put_file", "pwrite_all", "read_regular", "rename_noreplace", "rename_noreplace_at_once",
-    "replace_file", "sync_data", "sync_filesystem", "write_all", "write_file", "write_file_durable", "writing",
+    "FILE_MODE", "PRIVATE_FOLDER_MODE", "PRIVATE_MODE", "NotAFile", "ReplyLost", "create_file", "fsync_folder",
+    "is_left_draft", "make_folder", "make_private_folder", "make_subfolder", "move_file", "open_folder",
+    "open_regular", "open_shared", "put_file", "pwrite_all", "read_regular", "rename_noreplace",
+    "rename_noreplace_at_once", "replace_file", "sync_data", "sync_filesystem", "write_all", "write_file",
+    "write_file_durable", "writing",
 ]  # fmt: skip
 
 #: Shared files and folders belong to their maker and, as far as the umask allows, to the group; never to all.
@@ -42,6 +43,10 @@ _NOT_SUPPORTED = frozenset({errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP})
 
 class NotAFile(Exception):
     """This entry is not a regular file, or too large; the text says which."""
+
+
+class ReplyLost(OSError):
+    """A rename was carried out although the answer was this error, as on a network mount."""
 
 
 def write_all(fd: int, data: bytes) -> None:
@@ -111,13 +116,18 @@ def replace_file(path: Path, data: bytes, *, sync: bool = True, mode: int = PRIV
 def put_file(
     name: str, draft: str, data: bytes, *, dir_fd: int, sync: bool, mode: int = FILE_MODE, new: bool = False
 ) -> None:
-    """Write a file as `draft` and rename it: `name` is there whole or not at all. `new` applies to the draft."""
+    """Write a file as `draft` and rename it: `name` is there whole or not at all. `new` applies to the draft.
+
+    Raises ReplyLost where the rename was carried out all the same: then it is not durable yet.
+    """
     write_file(draft, data, dir_fd=dir_fd, sync=sync, mode=mode, new=new)
     try:
         os.rename(draft, name, src_dir_fd=dir_fd, dst_dir_fd=dir_fd)
-    except OSError:
-        with contextlib.suppress(FileNotFoundError):  # it was carried out, and a network mount lost the reply
+    except OSError as error:
+        try:
             os.unlink(draft, dir_fd=dir_fd)
+        except FileNotFoundError:
+            raise ReplyLost(error.errno, error.strerror, name) from error
         raise
     if sync:
         os.fsync(dir_fd)

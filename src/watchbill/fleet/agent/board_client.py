@@ -8,6 +8,7 @@ folder is back; until then nothing is claimed.
 
 import errno
 import os
+import time
 from collections import deque
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -103,6 +104,8 @@ class BoardClient:
         self._untaken: list[
             str
         ] = []  # slips in our hands of which that is not so: the reply to a claim was lost
+        #: slip that was given back -> until when a mount may show it in our hands still, by the monotonic clock
+        self._given_back: dict[str, float] = {}
 
     # ------------------------------------------------------------ life
 
@@ -169,7 +172,7 @@ class BoardClient:
         self._check()  # afterwards: a folder that vanished in between has shown nothing
         self._forget(self._taken - found.held)
         self._taken &= found.held
-        self._untaken = sorted(found.held - self._taken)
+        self._untaken = sorted(found.held - self._taken - self._give_back_again(found.held))
         return found
 
     def show_so_far(self, running: list[tuple[Prepared, str]]) -> None:
@@ -212,14 +215,29 @@ class BoardClient:
         self._declined[name] = now_ms + left_ms
         self._taken.discard(name)
         self._forget({name})
-        self._board.give_back(self.agent, name)
+        self._return(name)
 
     def give_back_unstarted(self, names: list[str]) -> None:
         """Return slips that were claimed ahead: the first agent with a free slot may take them, this one too."""
         self._taken.difference_update(names)  # what a fault keeps here is found at the next look
         self._forget(set(names))
         for name in names:
+            self._return(name)
+
+    def _return(self, name: str) -> None:
+        self._given_back[name] = time.monotonic() + limits.PRODUCES_NETWORK_MS_MAX / 1000
+        self._board.give_back(self.agent, name)
+
+    def _give_back_again(self, held: frozenset[str]) -> set[str]:
+        """Which slips are not ours although they are to be seen in our hands: those that were given back. Whether the
+        folder has carried that out is not known where a reply was lost, so it is repeated. Taken up again from here, a
+        slip was run beside the agent that had claimed it meanwhile."""
+        now = time.monotonic()
+        self._given_back = {name: until for name, until in self._given_back.items() if until > now}
+        again = self._given_back.keys() & held - self._taken
+        for name in again:
             self._board.give_back(self.agent, name)
+        return again
 
     def _forget(self, names: set[str]) -> None:
         """Forget slips that are not in our hands any more, and whose results do not wait."""
@@ -307,8 +325,9 @@ class BoardClient:
         before = len(done.prepared)
         for name in chosen:
             try:
-                if not self._board.claim(self.agent, name):
+                if not self._board.claim(self.agent, name, was_here=name in self._given_back):
                     continue
+                self._given_back.pop(name, None)
                 if name in self._taken:
                     # A second slip under a token of ours, or an old listing of the queue: it is one with the first now.
                     self._declined[name] = now_ms + _DECLINED_MS
@@ -345,7 +364,10 @@ class BoardClient:
             done.fault = error
 
     def _take(self, name: str, standing: Standing, now_ms: int) -> None:
-        slip = self._board.read(self.agent, name)  # first: what cannot be read now is found again
+        try:
+            slip = self._board.read(self.agent, name)  # first: what cannot be read now is found again
+        except FileNotFoundError:
+            return  # taken back, or given back with a reply that was lost: another agent may run it by now
         self._taken.add(name)
         if slip is None:
             self._refuse(name, End.UNREADABLE, "the slip could not be read")

@@ -93,12 +93,13 @@ class Coordinator:
         stuck_after_ms: int = STUCK_AFTER_MS,
         summary_every_ms: int = limits.SUMMARY_EVERY_MS,
         produces_ms: int = limits.PRODUCES_MS_MAX,
+        hides_ms: int = 0,
         set_aside: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         """`wall_ms`, `host` and `root`, where this machine has the shared folder, are for people and decide nothing.
 
         `fleet` is the id of the shared folder, by which batches of another one are told. `set_aside`: batches at which
-        earlier coordinators failed, and how.
+        earlier coordinators failed, and how. `hides_ms`: how long the mount may hide what other machines have done.
         """
         self._disk = disk
         self._board = Board(disk)
@@ -121,6 +122,10 @@ class Coordinator:
         self._judging = Judging(
             disk, self._board, self._active, self._acts, self._holding, produces_ms=produces_ms
         )
+        self._hides_ms = hides_ms
+        self._missing: dict[
+            str, int
+        ] = {}  # tokens whose slips are not to be seen -> when they are offered again
         self._living: dict[str, Heartbeat] = {}
         self._crowd = Crowd()
         self._dropped = 0
@@ -193,21 +198,37 @@ class Coordinator:
         for agent, held in holdings.processing.items():
             for name in sorted(held - self._active.tokens.keys()):
                 self._acts.put_away(name, self._resting_place(name), agent)
-        self._publish_again([batch.ledger for batch in self._active.batches.values()], holdings)
+        self._publish_again([batch.ledger for batch in self._active.batches.values()], holdings, now_ms)
 
-    def _mend_for(self, ledgers: list[Ledger]) -> None:
+    def _mend_for(self, ledgers: list[Ledger], now_ms: int) -> None:
         """The same for batches that were taken up since: another coordinator may have died, or was superseded, between
         its decisions about them and its acts."""
         if ledgers:
-            self._publish_again(ledgers, self._board.look_around())
+            self._publish_again(ledgers, self._board.look_around(), now_ms)
 
-    def _publish_again(self, ledgers: list[Ledger], holdings: Holdings) -> None:
+    def _publish_again(self, ledgers: list[Ledger], holdings: Holdings, now_ms: int) -> None:
         """Show what was decided. What was accepted comes before anything is offered that may read it."""
         for ledger in ledgers:
             self._publish_answers_again(ledger)
-        for name in [name for ledger in ledgers for name in ledger.by_token if name not in holdings]:
-            if not self._judging.is_waiting(name):
-                self._publish(name)
+        missing = [name for ledger in ledgers for name in ledger.by_token if name not in holdings]
+        self._missing |= dict.fromkeys(missing, now_ms + self._hides_ms)
+        self._look_for_missing(now_ms)
+
+    def _look_for_missing(self, now_ms: int) -> None:
+        """Offer the tokens again whose slips are nowhere. Once more is looked before that, and a mount gets the time to
+        show what it hides: a slip that moved meanwhile would else be there twice, and two agents would run it."""
+        if not self._missing:
+            return
+        holdings = self._board.look_around()
+        for name, until_ms in list(self._missing.items()):
+            self._active.at = ""
+            is_found = (
+                name in holdings or self._active.offer_of(name) is None or self._judging.is_waiting(name)
+            )
+            if is_found or now_ms >= until_ms:
+                del self._missing[name]
+                if not is_found:
+                    self._publish(name)
 
     def _publish_answers_again(self, ledger: Ledger) -> None:
         self._active.at = ledger.batch
@@ -234,10 +255,11 @@ class Coordinator:
             self._beat(now_ms)
         self._dropped = 0
         has_more = self._inbox.read(now_ms)
-        self._mend_for(self._inbox.taken_up())
+        self._mend_for(self._inbox.taken_up(), now_ms)
         self._judging.look_again(self._crowd, now_ms)
         self._active.at = ""
         self._hear_all(now_ms)
+        self._look_for_missing(now_ms)
         self._judging.accept_unscored(self._crowd, now_ms)
         self._look_at_agents(now_ms)
         self._look_for_stuck_tasks(now_ms)

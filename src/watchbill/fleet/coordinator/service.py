@@ -181,7 +181,7 @@ class Service:
             self._disk, self._watcher, Pulse(boot_id(), pid, start_time(pid) or 0, 0), host=host_name(),
             root=str(self._root), fleet=self._fleet, wall_ms=lambda: time.time_ns() // 1_000_000,
             stuck_after_ms=self._settings.stuck_after_ms,
-            produces_ms=self.mount.shows_within_ms,
+            produces_ms=self.mount.shows_within_ms, hides_ms=self.mount.hides_ms,
             set_aside=self._set_aside,
         )  # fmt: skip
 

@@ -94,22 +94,31 @@ class Board:
         """What an agent holds. A slip of a running task that is gone from here was revoked."""
         return self._disk.names(places.processing_folder(agent))
 
-    def claim(self, agent: str, name: str) -> bool:
-        """Take a slip out of the queue; False where another agent was faster."""
+    def claim(self, agent: str, name: str, *, was_here: bool = False) -> bool:
+        """Take a slip out of the queue; False where another agent was faster.
+
+        One that is gone may be in the agent's folder, when the reply was lost. Where it was there before (`was_here`)
+        that says nothing: a mount may show it there still.
+        """
         own = places.processing_folder(agent)
-        return self._moved(f"{places.QUEUE}/{name}", f"{own}/{name}") or name in self._disk.names(own)
+        if self._moved(f"{places.QUEUE}/{name}", f"{own}/{name}"):
+            return True
+        return not was_here and name in self._disk.names(own)
 
     def give_back(self, agent: str, name: str) -> None:
         """Return a slip of which nothing was run: the token stays the same."""
         self._moved(f"{places.processing_folder(agent)}/{name}", f"{places.QUEUE}/{name}")
 
     def read(self, agent: str, name: str) -> Slip | None:
-        """Read a slip that the agent holds; None for one that cannot be read, which is then reported so."""
+        """Read a slip that the agent holds; None for one that cannot be read, which is then reported so.
+
+        Raises FileNotFoundError for one that has left its hands: the listing of a network mount may be old.
+        """
         try:
             return Slip.decode(
                 self._disk.read(f"{places.processing_folder(agent)}/{name}", limits.SLIP_BYTES_MAX)
             )
-        except (FileNotFoundError, ValueError, NotAFile):
+        except (ValueError, NotAFile):
             return None
 
     def _moved(self, source: str, target: str) -> bool:

@@ -18,6 +18,7 @@ from typing import Protocol
 from watchbill.files.atomic import (
     FILE_MODE,
     NotAFile,
+    ReplyLost,
     create_file,
     make_folder,
     open_folder,
@@ -70,8 +71,8 @@ class Disk(Protocol):
     def put(self, path: str, data: bytes, *, draft: str = "", durable: bool = False) -> None:
         """Replace a file: the name has the old content or the new one. A draft is written elsewhere first.
 
-        A draft is for a file that others take away: it is there at most once. Any other file is written again when the
-        reply of a network mount is lost.
+        A draft is for a file that others take away: it is there at most once, whatever replies a network mount loses.
+        Any other file is written again when one is lost.
         """
         ...
 
@@ -149,13 +150,26 @@ class FolderDisk:
     def put(self, path: str, data: bytes, *, draft: str = "", durable: bool = False) -> None:
         try:
             if draft:
-                # Not repeated: its reader may have moved it already, and would find a second one.
-                self._put(path, draft, data)
+                self._put_once(path, draft, data)
             else:
                 self._replace_surely(path, data, durable=durable)
         except OSError as error:
             error.filename = f"{self._text}/{path}"  # a disk that is full names no file by itself
             raise
+
+    def _put_once(self, path: str, draft: str, data: bytes) -> None:
+        """Each failed try takes its draft away again. Where the draft is gone already the rename was carried out: a
+        reader may have moved the file since, and would find a second one."""
+        for last in (False, False, True):
+            try:
+                self._put(path, draft, data)
+            except ReplyLost:
+                return
+            except OSError as error:
+                if last or error.errno not in _REPLY_LOST:
+                    raise
+            else:
+                return
 
     def _replace_surely(self, path: str, data: bytes, *, durable: bool) -> None:
         for last in (False, False, True):

@@ -192,9 +192,14 @@ class MountReport:
     fault: OSError | None  # what it answers to a small file
 
     @property
+    def hides_ms(self) -> int:
+        """How long it may hide here what another machine has done; 0 where all see the same."""
+        return limits.PRODUCES_NETWORK_MS_MAX if self.is_network else 0
+
+    @property
     def shows_within_ms(self) -> int:
         """How long a file may stay invisible here that another machine has made."""
-        return limits.PRODUCES_NETWORK_MS_MAX if self.is_network else limits.PRODUCES_MS_MAX
+        return self.hides_ms or limits.PRODUCES_MS_MAX
 
 
 def probe(root: Path) -> MountReport:
