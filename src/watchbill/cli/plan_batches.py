@@ -1,6 +1,7 @@
 """Commands about batches: status, wait, list, logs, cancel, retry, resume. From the shared folder alone."""
 
 import json as jsonlib
+import os
 import shlex
 import time
 from collections import Counter
@@ -131,7 +132,7 @@ def list_batches(*, json: bool, root: Path | None, quiet: bool) -> int:
     """`plan list`: the plans of the folder, and every batch."""
     folder, disk = open_fleet(root)
     terminal = Terminal(quiet=quiet)
-    plans = [name for name in disk.names("plans") if (folder / "plans" / name / "plan.md").is_file()]
+    plans = [name for name in disk.names("plans") if os.path.isfile(folder / "plans" / name / "plan.md")]
     batches = [(each, BatchView(disk, each).look()) for each in batches_of(disk)]
     if json:
         rows = [

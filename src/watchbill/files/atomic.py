@@ -159,14 +159,17 @@ def move_file(source: Path, target: Path) -> None:
     fsync_folder(target.parent)
 
 
-def make_folder(path: Path) -> None:
-    """Make a folder and its parents, each name durable before the next is used."""
+def make_folder(path: Path, *, shared_as: Path | None = None) -> None:
+    """Make a folder and its parents, each name durable before the next is used. What the group of the folder
+    `shared_as` may do there it may do here, too, although a parent that somebody copied to this place says less."""
     missing: list[Path] = []
     while not path.is_dir():
         missing.append(path)
         path = path.parent
     for folder in reversed(missing):
         make_subfolder(folder)
+        if shared_as is not None:
+            _share_as(folder, shared_as)
         fsync_folder(folder.parent)
 
 
@@ -189,6 +192,14 @@ def make_subfolder(path: str | Path, *, dir_fd: int | None = None, exist_ok: boo
     parent = os.stat(os.path.dirname(name) or ".", dir_fd=dir_fd).st_mode
     if parent & stat.S_ISGID:
         _share_folder(name, parent & _GROUP_BITS, dir_fd)
+
+
+def _share_as(folder: Path, model: Path) -> None:
+    """Give a folder that was just made the group permissions of another one, if that one's group shares it."""
+    own, wanted = folder.stat(), model.stat()
+    permissions = wanted.st_mode & _GROUP_BITS
+    if wanted.st_mode & stat.S_ISGID and own.st_gid == wanted.st_gid and permissions & ~own.st_mode:
+        _share_folder(os.fspath(folder), permissions, None)
 
 
 def _share_folder(name: str, permissions: int, dir_fd: int | None) -> None:

@@ -116,6 +116,8 @@ COORDINATOR_IDLE_MS = 5_000
 COORDINATOR_AGAIN_MS = (1_000, 30_000)
 #: A batch at which so many coordinators of a process fail by a fault of their own is set aside.
 COORDINATOR_FAULTS_MAX = 2
+#: How often a batch that the coordinator's user may not read or write is looked at again.
+LOCKED_AGAIN_MS = 15_000
 #: When the summary of a running batch is written first, so that short ones are written once, and then how often.
 SUMMARY_FIRST_MS = 2_000
 SUMMARY_EVERY_MS = 30_000

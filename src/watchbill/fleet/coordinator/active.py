@@ -8,6 +8,7 @@ wait for their manifest. Nothing here touches the board or reads a clock other t
 """
 
 import logging
+import os
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -44,7 +45,7 @@ from watchbill.fleet.state.shared_paths import model_of
 from watchbill.plans.batch import ExecutePlan
 from watchbill.plans.task import TaskClass
 
-__all__ = ["ActiveBatch", "ActiveBatches", "Fanout", "Offer"]
+__all__ = ["ActiveBatch", "ActiveBatches", "Fanout", "Offer", "denied"]
 
 _LOG = Part.COORDINATOR.logger
 
@@ -102,6 +103,7 @@ class ActiveBatches:
         self.fanouts: dict[tuple[str, str], Fanout] = {}
         self.set_aside = dict(set_aside)
         self.left_alone = dict(set_aside)  # with batches whose journal cannot be replayed: each one, and why
+        self.locked: dict[str, ExecutePlan] = {}  # of those, the ones that this user may not read or write
         self.at = ""  # the batch that is worked on, if one is: a fault of our own is its
 
     # ------------------------------------------------------------ batches come and go
@@ -143,11 +145,20 @@ class ActiveBatches:
         was left alone may make sense by now."""
         try:
             batch = self._replayed(order, now_ms)
+        except PermissionError as error:
+            self.lock_out(order, error)
+            return
         except (OursError, ValueError, KeyError) as error:
             self.left_alone[order.batch] = str(error)
             return
         self.left_alone.pop(order.batch, None)
+        self.locked.pop(order.batch, None)
         self._go_on_with(batch, now_ms)
+
+    def lock_out(self, order: ExecutePlan, error: PermissionError) -> None:
+        """Leave a batch alone that another user made and keeps to himself: it stops no others."""
+        self.left_alone[order.batch] = denied(error)
+        self.locked[order.batch] = order
 
     def forget(self, batch: str) -> None:
         """Drop a batch that has ended, and close its journal."""
@@ -247,6 +258,11 @@ class ActiveBatches:
             ledger.batch, task, task_class=spec.task_class, priority=spec.priority or ledger.priority,
             not_before_ms=now_ms + left_ms if left_ms else 0,
         )  # fmt: skip
+
+
+def denied(error: PermissionError) -> str:
+    """What people are told of a file or folder in a batch that the user of the coordinator may not use."""
+    return f"{error.filename}: permission denied; let the user of the coordinator, {os.geteuid()}, read and write there"
 
 
 def _addressee(spec: Spec) -> str:

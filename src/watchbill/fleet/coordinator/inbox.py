@@ -15,7 +15,7 @@ from enum import Enum
 from watchbill.errors import IllegalTransition, OursError
 from watchbill.files.atomic import NotAFile
 from watchbill.fleet import limits
-from watchbill.fleet.coordinator.active import ActiveBatches
+from watchbill.fleet.coordinator.active import ActiveBatches, denied
 from watchbill.fleet.coordinator.acts import Acts
 from watchbill.fleet.coordinator.opening import opening, reopening
 from watchbill.fleet.folder import places
@@ -58,6 +58,7 @@ class Inbox:
         self._acts = acts
         self.active: dict[str, set[str]] = {}  # batches that have not ended -> the files that say so
         self._taken_up: list[Ledger] = []
+        self._unlock_at_ms = 0
 
     # ------------------------------------------------------------ when the coordinator starts
 
@@ -87,6 +88,10 @@ class Inbox:
 
     def read(self, now_ms: int) -> bool:
         """Obey what lies here; True where more lies here than fits into one turn."""
+        if now_ms >= self._unlock_at_ms:
+            self._unlock_at_ms = now_ms + limits.LOCKED_AGAIN_MS
+            for order in list(self._active.locked.values()):
+                self._take_up_again(order, now_ms)
         listed = self._disk.names(places.INBOX)
         files = sorted(
             (_URGENCY[kind], name, kind) for name in listed if (kind := _kind_of(name)) is not None
@@ -125,8 +130,9 @@ class Inbox:
             return
         except IllegalTransition:
             raise  # a fault of our own, and perhaps half of it is applied
-        except (NotAFile, OursError, ValueError) as error:
-            why = str(error)
+        except (NotAFile, OursError, ValueError, PermissionError) as error:
+            # Files are looked at before anything is decided, so one that another user keeps to himself changes nothing.
+            why = denied(error) if isinstance(error, PermissionError) else str(error)
             self._acts.later(lambda: self._refuse(name, why))
 
     def _refuse(self, name: str, why: str, *, is_cancelled: bool = False) -> None:
@@ -142,6 +148,8 @@ class Inbox:
         """Open a submitted batch. One whose journal is there already was opened by a coordinator that died since."""
         if f"{order.batch}.json" != name:
             raise OursError(f"the file names the batch {order.batch}", hint="submit it again")
+        if order.batch in self._active.locked:
+            raise OursError(self._active.left_alone[order.batch])
         if order.batch in self._active.left_alone:
             return
         known = self._active.batches.get(order.batch)
@@ -187,11 +195,19 @@ class Inbox:
         return found.ledger
 
     def _take_up_again(self, order: ExecutePlan, now_ms: int) -> None:
-        if not last_epoch(self._disk, order.plan, order.batch) or order.batch in self._active.set_aside:
+        if not self.was_opened(order) or order.batch in self._active.set_aside:
             return
         self._active.take_up_or_leave(order, now_ms)
         if order.batch in self._active.batches:
             self._taken_up.append(self._active.batches[order.batch].ledger)
+
+    def was_opened(self, order: ExecutePlan) -> bool:
+        """Whether a batch has a journal. One that cannot be looked into is left alone."""
+        try:
+            return bool(last_epoch(self._disk, order.plan, order.batch))
+        except PermissionError as error:
+            self._active.lock_out(order, error)
+            return False
 
     def _reopen_now(self, ledger: Ledger, request: Reopening, now_ms: int) -> None:
         if request.reads_plan and ledger.outcome is None:

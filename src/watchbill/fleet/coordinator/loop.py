@@ -45,7 +45,6 @@ from watchbill.fleet.matching.claiming import claimed_ahead
 from watchbill.fleet.matching.policy import Crowd, hold_of, window_of
 from watchbill.fleet.state import epochs
 from watchbill.fleet.state.entries import Cause, Ended, Fail, Hold, Revoke
-from watchbill.fleet.state.journal import last_epoch
 from watchbill.fleet.state.ledger import Ledger, Phase
 from watchbill.fleet.views.pictures import draw, draw_anew, draw_last, summary_of
 from watchbill.limits import STUCK_AFTER_MS
@@ -160,10 +159,10 @@ class Coordinator:
         for order in self._inbox.batches():
             if order.batch in self._active.batches or order.batch in self._active.left_alone:
                 continue
-            if last_epoch(self._disk, order.plan, order.batch):
+            if self._inbox.was_opened(order):
                 self._active.take_up_or_leave(order, now_ms)
                 self._active.at = ""
-            elif order.batch in self._inbox.active:
+            elif order.batch in self._inbox.active and order.batch not in self._active.left_alone:
                 own = places.batch_folder(order.plan, order.batch)
                 self._active.left_alone[order.batch] = f"{own} has no journal any more; put the folder back"
         epochs.refuse_if_superseded(self._disk, self.epoch)
@@ -173,6 +172,7 @@ class Coordinator:
         self._puts_away_stale = True
         self._mend(now_ms)
         self._finish()
+        self._active.at = ""
 
     def close(self) -> None:
         """Close the journals and keep them."""
@@ -270,6 +270,7 @@ class Coordinator:
         self._draw(now_ms)
         has_more |= any(fanout.not_before_ms <= now_ms for fanout in self._active.fanouts.values())
         written = self._finish()
+        self._active.at = ""  # what happens between two turns is of no batch
         return Turn(
             written, self._dropped, self._active.lineup.next_at_ms, len(self._active.batches), has_more,
             may_gather=self._active.out.total() > 2 * max(1, self._crowd.slots),

@@ -262,6 +262,8 @@ def read_manifest(disk: Disk, ledger: Ledger, template: str) -> Manifest:
         content = disk.read(path, plans_limits.PLAN_MANIFEST_BYTES_MAX)
     except FileNotFoundError:
         raise OursError(f"{path} is not there; a task that this one depends on has to write it") from None
+    except PermissionError:
+        raise OursError(f"{path} cannot be read by the user of the coordinator: permission denied") from None
     except NotAFile as error:
         raise OursError(f"{path} cannot be read: {error}") from None
     return Manifest(items_at(content, place._replace(file=path)), hashlib.sha256(content).hexdigest())

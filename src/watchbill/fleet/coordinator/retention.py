@@ -58,10 +58,10 @@ def _left_drafts(root: Path, before_ms: int, since_ms: int) -> Iterator[Path]:
     folders = [root, root / places.BRAIN, *_entries(root / places.BRAIN), *_entries(root / places.GPUS)]
     for plan in _entries(root / "plans"):
         for batch in _entries(plan / "history"):
-            if batch.is_dir() and _age_of(batch / _SUMMARY) >= since_ms:
+            if os.path.isdir(batch) and _age_of(batch / _SUMMARY) >= since_ms:
                 folders += [
                     batch,
-                    *(path for path in _entries(batch) if path.name != "tasks" and path.is_dir()),
+                    *(path for path in _entries(batch) if path.name != "tasks" and os.path.isdir(path)),
                 ]
     for folder in folders:
         for path in _hidden(folder):
@@ -106,7 +106,7 @@ def _old_history(root: Path, before_ms: int) -> Iterator[Path]:
             if (
                 batch.name in active
                 or batch.name in asked
-                or not summary.is_file()
+                or not os.path.isfile(summary)
                 or _age_of(summary) >= before_ms
                 or _waits_for_a_person(summary)
             ):
@@ -120,7 +120,7 @@ def _waits_for_a_person(summary: Path) -> bool:
     """Whether tasks of an ended batch are still to be approved or denied, which its journal is needed for."""
     try:
         return fields_of(summary.read_bytes()).fields("counts").whole("manual") > 0
-    except FileNotFoundError:  # moved meanwhile
+    except (FileNotFoundError, PermissionError):  # moved meanwhile, or another user's own
         return True
     except ValueError:  # not one that a coordinator wrote
         return False
@@ -137,14 +137,14 @@ def _hidden(folder: Path) -> list[Path]:
 def _listed(folder: Path) -> list[Path]:
     try:
         return [folder / name for name in os.listdir(folder)]
-    except (FileNotFoundError, NotADirectoryError):
+    except (FileNotFoundError, NotADirectoryError, PermissionError):  # gone, or another user's own
         return []
 
 
 def _age_of(path: Path) -> int:
     try:
         return path.lstat().st_mtime_ns // 1_000_000
-    except FileNotFoundError:  # moved meanwhile
+    except (FileNotFoundError, PermissionError):  # moved meanwhile, or another user's own
         return 2**63
 
 

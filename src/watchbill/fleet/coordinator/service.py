@@ -26,6 +26,7 @@ from watchbill.files.host import boot_id, host_name, start_time
 from watchbill.files.lock import try_lock
 from watchbill.files.watch import Watch
 from watchbill.fleet import limits
+from watchbill.fleet.coordinator.active import denied
 from watchbill.fleet.coordinator.loop import Coordinator
 from watchbill.fleet.coordinator.retention import Keeping, clean
 from watchbill.fleet.folder import places
@@ -151,11 +152,14 @@ class Service:
             except Exception as error:  # noqa: BLE001  one batch must not stop all others, whatever it meets in us
                 if _now_ms() - started_ms > limits.COORDINATOR_AGAIN_MS[1]:
                     pause_ms = limits.COORDINATOR_AGAIN_MS[0]
-                if isinstance(error, OSError | OursError) and not isinstance(error, IllegalTransition):
+                if isinstance(error, PermissionError) and brain.at:
+                    self._note_fault(brain.at, error, denied(error))
+                elif isinstance(error, OSError | OursError) and not isinstance(error, IllegalTransition):
                     # The mount is gone, full or read-only; the marker is looked for before anything is written again.
                     _LOG.error("the shared folder failed: %s; trying again in %d s", error, pause_ms // 1000)
                 else:
-                    self._note_fault(brain.at, error)
+                    why = f"the coordinator failed at it ({type(error).__name__}: {error}); report this"
+                    self._note_fault(brain.at, error, why)
                 self._pause(pause_ms)
                 pause_ms = min(pause_ms * 2, limits.COORDINATOR_AGAIN_MS[1])
             finally:
@@ -165,15 +169,13 @@ class Service:
                     brain.close()
         return Leaving.STOPPED
 
-    def _note_fault(self, batch: str, error: Exception) -> None:
-        """Notes a fault of our own. The second one at a batch sets the batch aside, as it is on the disk."""
+    def _note_fault(self, batch: str, error: Exception, why: str) -> None:
+        """Notes a fault of our own, or files of a batch that another user keeps to himself. The second one at a batch
+        sets the batch aside, as it is on the disk."""
         _LOG.error("action=fault batch=%s", batch or "-", exc_info=error)
         self._faults[batch] += 1
         if batch and self._faults[batch] >= limits.COORDINATOR_FAULTS_MAX:
-            self._set_aside[batch] = (
-                f"the coordinator failed at it ({type(error).__name__}: {error}); report this, and start the "
-                "coordinator anew to have it tried again"
-            )
+            self._set_aside[batch] = f"{why}, and start the coordinator anew to have it tried again"
 
     def _new_coordinator(self) -> Coordinator:
         pid = os.getpid()

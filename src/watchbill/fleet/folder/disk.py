@@ -207,7 +207,7 @@ class FolderDisk:
                 raise
 
     def make_folder(self, path: str) -> None:
-        make_folder(self._root / path)
+        make_folder(self._root / path, shared_as=self._root)
 
     def create_log(self, path: str) -> Log:
         return CheckedLog(self._root / path, filled=self._filled)

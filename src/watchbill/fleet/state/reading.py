@@ -68,10 +68,13 @@ def _with_folder(disk: FolderDisk) -> Iterator[BatchPlace]:
         try:
             check_folder_name(plan, "a plan")
             batches = disk.names(f"plans/{plan}/history")
-        except (NameRefused, NotADirectoryError):
+        except (NameRefused, NotADirectoryError, PermissionError):
             continue
         for batch in batches:
-            names = disk.names(f"plans/{plan}/history/{batch}")
+            try:
+                names = disk.names(f"plans/{plan}/history/{batch}")
+            except (NotADirectoryError, PermissionError):  # no batch, or another user's own
+                continue
             has_journal = any(places.epoch_of_journal(name) is not None for name in names)
             is_refused = batch in refused and not has_journal
             yield BatchPlace(batch, plan, batch in active, False, is_refused, has_journal)
@@ -91,7 +94,7 @@ def _orders(disk: FolderDisk, folder: str) -> Iterator[ExecutePlan]:
         if name.endswith(".json"):
             try:
                 yield ExecutePlan.decode(disk.read(f"{folder}/{name}", limits.FLEET_FILE_BYTES_MAX * 4))
-            except (FileNotFoundError, NotAFile, OursError):
+            except (FileNotFoundError, PermissionError, NotAFile, OursError):
                 continue
 
 
@@ -149,7 +152,7 @@ class Follower:
                 self._begin(newest)
             for line in self._tail.read() if self._tail is not None else ():
                 self.ledger.apply(decode(line))
-        except (IllegalTransition, ValueError, KeyError) as error:
+        except (IllegalTransition, ValueError, KeyError, PermissionError) as error:
             raise OursError(f"the journal of {self.place.batch} cannot be read: {error}") from error
         return self.ledger
 

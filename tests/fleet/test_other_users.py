@@ -1,0 +1,159 @@
+"""Several users of one group share the folder: what one of them keeps to himself stops nobody else's work."""
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from support.eventually import wait_until
+from support.fleet_folder import FleetFolder, shared_folder
+from watchbill.fleet.folder import places
+
+GROUP = 4_321
+BOB = 4_322  # coordinates
+TASK = "### a\n- **command**: `echo x`\n"
+
+
+@pytest.fixture
+def fleet() -> Iterator[FleetFolder]:
+    """A shared folder of a group (2775) at a place that every user may enter."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root: acts as two users of one group")
+    home = Path(tempfile.mkdtemp(prefix="watchbill-users-"))
+    home.chmod(0o755)
+    try:
+        with shared_folder(home) as found:
+            os.chown(found.root, 0, GROUP)
+            found.root.chmod(0o2775)
+            shutil.rmtree(found.root / "plans")
+            (found.root / "plans").mkdir()
+            (found.root / "plans").chmod(0o2775)
+            yield found
+    finally:
+        shutil.rmtree(home)
+
+
+def as_bob(fleet: FleetFolder) -> dict[str, Any]:
+    """How a program is started as another user, who is of the group."""
+    home = fleet.home / "bob"
+    home.mkdir(exist_ok=True)
+    os.chown(home, BOB, GROUP)
+    environment = {**fleet.environment(), "WATCHBILL_HOME": str(home), "HOME": str(home)}
+    return {
+        "env": environment, "cwd": home, "stdin": subprocess.DEVNULL,
+        "user": BOB, "group": GROUP, "extra_groups": [GROUP], "umask": 0o022,
+    }  # fmt: skip
+
+
+def command(fleet: FleetFolder, *words: str) -> list[str]:
+    return [sys.executable, "-m", "watchbill", *words, "--root", str(fleet.root)]
+
+
+def start_as_bob(fleet: FleetFolder, *words: str) -> None:
+    with fleet.log.open("ab") as log:
+        argv, how = command(fleet, *words), as_bob(fleet)
+        bob = cast("subprocess.Popen[bytes]", subprocess.Popen(argv, stdout=log, stderr=log, **how))
+        fleet.started.append(bob)
+
+
+def run_as_bob(fleet: FleetFolder, *words: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        command(fleet, *words), capture_output=True, text=True, check=False, timeout=60, **as_bob(fleet)
+    )
+
+
+def start_fleet_of_bob(fleet: FleetFolder) -> None:
+    start_as_bob(fleet, "coordinator")
+    wait_until((fleet.root / places.RESULTS).is_dir)
+    start_as_bob(fleet, "agent", "cpu-1", "--cpu-slots", "2")
+
+
+def why_refused(fleet: FleetFolder, batch: str) -> str:
+    path = fleet.root / places.REFUSED / f"{batch}.json"
+    return path.read_text() if path.exists() else ""
+
+
+def test_a_plan_that_was_copied_there_runs_for_another_user(fleet: FleetFolder) -> None:
+    """FLEET-09, FLEET-13: `cp -r` with the usual umask makes a plan's folder that the group may not write to; the batch
+    is the group's all the same, as the shared folder is."""
+    fleet.write_plan("copied", TASK).chmod(0o2755)
+    batch = fleet.submit("copied")
+    assert fleet.batch("copied", batch).stat().st_mode & 0o2777 == 0o2770
+    start_fleet_of_bob(fleet)
+    assert fleet.wait(batch) == 0
+
+
+def test_a_batch_whose_folder_is_kept_private_is_refused_and_others_run(fleet: FleetFolder) -> None:
+    """FLEET-09: the coordinator may not write to it: it says so, with the path, and serves everybody else."""
+    fleet.write_plan("private", TASK)
+    fleet.write_plan("open", TASK)
+    private = fleet.submit("private")
+    fleet.batch("private", private).chmod(0o700)
+    other = fleet.submit("open")
+    start_fleet_of_bob(fleet)
+    assert fleet.wait(other) == 0
+    assert "permission denied" in why_refused(fleet, private)
+    assert str(fleet.batch("private", private)) in why_refused(fleet, private)
+    assert fleet.status(private)["state"] == "refused"
+
+
+def test_a_private_folder_among_the_plans_stops_nobody(fleet: FleetFolder) -> None:
+    """FLEET-09, PLAN-07: a plan of another user, or `lost+found` of a disk, is left alone by the coordinator and by
+    those who list batches."""
+    fleet.write_plan("open", TASK)
+    for name in ("lost+found", "secret"):
+        (fleet.root / "plans" / name).mkdir(mode=0o700)
+    (fleet.root / "plans" / "half" / "history").mkdir(parents=True)
+    (fleet.root / "plans" / "half" / "history").chmod(0o744)
+    (fleet.root / "plans" / "half" / "history" / "20260101-120000-abcdef").mkdir(mode=0o700)
+    start_fleet_of_bob(fleet)
+    batch = fleet.submit("open")
+    assert fleet.wait(batch) == 0
+    for words in (("plan", "list"), ("plan", "status"), ("gpus",)):
+        listed = run_as_bob(fleet, *words)
+        assert listed.returncode == 0, listed.stderr
+    assert batch in run_as_bob(fleet, "plan", "list").stdout
+    assert "the shared folder failed" not in fleet.log.read_text()
+
+
+def test_a_manifest_that_is_kept_private_fails_its_task_and_others_run(fleet: FleetFolder) -> None:
+    """FLEET-09, PLAN-04: a manifest that the coordinator may not read is a failure of the fan-out, with its line."""
+    fleet.write_plan("fan", "### each\n- **command**: `echo {ITEM}`\n- **foreach**: items.json\n")
+    fleet.write_plan("open", TASK)
+    manifest = fleet.root / "plans" / "fan" / "items.json"
+    manifest.write_text("[1, 2]")
+    fan = fleet.submit("fan")
+    manifest.chmod(0o600)
+    other = fleet.submit("open")
+    start_fleet_of_bob(fleet)
+    assert fleet.wait(other) == 0
+    assert fleet.wait(fan) == 1
+    (task,) = fleet.status(fan)["tasks"]
+    assert "items.json cannot be read" in task["error"]
+
+
+def test_a_batch_that_becomes_private_waits_and_goes_on_when_it_is_shared_again(fleet: FleetFolder) -> None:
+    """FLEET-09: a new coordinator leaves it alone, runs all others, and takes it up by itself once it may."""
+    fleet.write_plan(
+        "late", "### a\n- **command**: `sleep 1`\n\n### b\n- **command**: `echo b`\n- **depends_on**: a\n"
+    )
+    fleet.write_plan("open", TASK)
+    late = fleet.submit("late")
+    coordinator = fleet.start_coordinator()
+    wait_until(lambda: bool(fleet.entries("late", late, "issue")))
+    coordinator.kill()
+    coordinator.wait()
+    subprocess.run(["chgrp", "-R", str(GROUP), str(fleet.root)], check=True)
+    subprocess.run(["chmod", "-R", "g+rwX", str(fleet.root)], check=True)
+    fleet.batch("late", late).chmod(0o700)
+    start_fleet_of_bob(fleet)
+    assert fleet.wait(fleet.submit("open")) == 0
+    assert f"batch {late} is left alone" in fleet.log.read_text()
+    fleet.batch("late", late).chmod(0o2770)
+    assert fleet.wait(late) == 0
