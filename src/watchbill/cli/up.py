@@ -74,6 +74,11 @@ _WithNats = Annotated[
 ]
 
 
+#: For the daemon that an agent starts for itself; not for people, so not in the help.
+_Cards = Annotated[str | None, Parameter(show=False)]
+_NoFetch = Annotated[bool, Parameter(negative="", show=False)]
+
+
 @dataclass(frozen=True, slots=True)
 class UpOptions:
     """The options of `up`. None means: as the config says."""
@@ -87,6 +92,8 @@ class UpOptions:
     record: Path | None = None
     no_fleet: bool = False
     with_nats: bool = False
+    cards: tuple[str, ...] | None = None
+    no_fetch: bool = False
 
 
 def up(
@@ -129,6 +136,8 @@ def up(
     record: _Record = None,
     no_fleet: _NoFleet = False,
     with_nats: _WithNats = False,
+    cards: _Cards = None,
+    no_fetch: _NoFetch = False,
     where: Where = _DEFAULTS,
 ) -> int:
     """Start the daemon and stay until Ctrl-C.
@@ -139,8 +148,9 @@ def up(
     if listen is not None:
         host, port = _listen_at(listen, alone=host is None and port is None)
     options = UpOptions(
-        config, root.path, host, port, ollama_port, where.quiet, _writable(record), no_fleet, with_nats
-    )
+        config, root.path, host, port, ollama_port, where.quiet, _writable(record), no_fleet, with_nats,
+        None if cards is None else tuple(cards.split(",")), no_fetch,
+    )  # fmt: skip
     if detach:
         return _up_in_background(options, root)
     from watchbill import daemon

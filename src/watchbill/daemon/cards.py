@@ -21,7 +21,7 @@ class Cards:
         self.locks = setting.placing.locks  # of cards that were found, beside those that the config names
         self._owner = owner_of(setting.root)
         if any(name.startswith("gpu:") for name in catalog.devices):
-            cards, why = find_cards()
+            cards, why = find_cards(setting.options.cards)
             if cards is not None:
                 self.probe = PatientProbe(cards)
             else:

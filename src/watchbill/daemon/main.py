@@ -95,12 +95,12 @@ def _run(root: Root, options: Options, screen: Screen) -> int:
         catalog = with_address(loaded.catalog, options)
         _check_addresses(catalog.server, options)
         declared = catalog
-        if loaded.file is None:
+        if loaded.file is None and not options.no_fetch:
             catalog = _with_embedded(catalog, root, screen)
         withheld = Withheld(catalog.server.key_variables)
         library = Library.of(root.models, catalog, registry_address(), is_default=loaded.file is None)
         library.expect(declared)
-        placing = find_places(library.catalog, owner_of(root))
+        placing = find_places(library.catalog, owner_of(root), options.cards)
         library.place_with(placing)
         tell_of_files(library, screen)
         tell_of_engines(library.catalog, screen)

@@ -48,11 +48,12 @@ def tell_of_files(library: Library, screen: Screen) -> None:
 
 
 def tell_of_failures(driver: Driver, setting: Setting) -> None:
-    """Warns about each bad model file; the other models are served. Raises ConfigError when none is left."""
+    """Warns about each bad model file; the other models are served. Raises ConfigError when none is left, but for an
+    agent that has tasks and no model."""
     failures = failures_of(driver)
     for failure in failures.values():
         setting.screen.warn(failure)
-    if len(failures) == len(driver.catalog.models):
+    if len(failures) == len(driver.catalog.models) and not setting.options.no_fetch:
         named = [] if setting.file is None else [str(setting.file)]
         check = setting.root.command("config", "check", *named)
         raise ConfigError(f"no model can be loaded; see: {check}")

@@ -7,7 +7,7 @@ for models: other programs' memory, as it was at the start, is not counted as fr
 """
 
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -63,6 +63,7 @@ class Placing:
     on_processor: Mapping[str, OnProcessor] = field(default_factory=dict[str, OnProcessor])  # the others
     locks: CardLocks = field(default_factory=CardLocks)
     notes: list[str] = field(default_factory=list[str])  # what a person should know about cards
+    is_for_tasks: bool = False  # the cards are used although no engine computes on them
     _sizes: dict[str, int] = field(default_factory=dict[str, int])
     _chosen: dict[str, str] = field(default_factory=dict[str, str])
 
@@ -84,7 +85,7 @@ class Placing:
                 memory = MappingProxyType({card: sum(model.memory.values())} if model.memory else {})
                 moved[model.name] = replace(model, devices=(card,), memory=memory)
         self._chosen = {name: model.devices[0] for name, model in moved.items()}
-        if not self.cards or not self.computing:
+        if not self.cards or not (self.computing or self.is_for_tasks):
             return catalog
         return replace(
             catalog,
@@ -94,7 +95,7 @@ class Placing:
 
     def unused(self) -> dict[str, str] | None:
         """The cards that no engine at hand computes on, and what to do about it."""
-        if not self.cards or not self.on_processor or self.computing:
+        if not self.cards or not self.on_processor or self.computing or self.is_for_tasks:
             return None
         listed, (_, first) = ", ".join(map(str, self.cards)), next(iter(self.on_processor.items()))
         return {"cards": listed, "why": first.why, "mend": first.mend}
@@ -135,19 +136,21 @@ class Placing:
         return max(fitting, key=lambda each: rooms[each] - filled[each], default=None)
 
 
-def find_places(catalog: Catalog, owner: str | None) -> Placing:
+def find_places(catalog: Catalog, owner: str | None, only: Collection[str] | None = None) -> Placing:
     """The cards of this machine, and whether the engines of the catalog compute on them; blocks.
 
     Cards that the config names are candidates, else all that there are and that no other process owns. They belong to
-    `owner` from now on; without one they are only looked at."""
-    placing = Placing()
+    `owner` from now on; without one they are only looked at. With `only`, the cards of an agent, there are no others,
+    and they are used for its tasks also where no engine computes on them."""
+    placing = Placing(is_for_tasks=only is not None)
     named = [name for name in catalog.devices if name != RAM]
     of_agents = {device for agent in catalog.fleet.agents for device in agent.devices}
-    readings = _read_cards(placing.notes)
+    readings = _read_cards(placing.notes, only)
     placing.cards = tuple(
         Card(catalog.devices.get(name) or replace(catalog.unnamed_card, name=name), reading)
         for name, reading in readings.items()
-        if name not in of_agents and (name in named if named else _is_ours(placing, name, reading, owner))
+        if name not in of_agents
+        and (name in named or ((not named or only is not None) and _is_ours(placing, name, reading, owner)))
     )
     used = {
         model.engine for model in catalog.models.values() if not model.is_placed or model.devices != (RAM,)
@@ -160,18 +163,18 @@ def find_places(catalog: Catalog, owner: str | None) -> Placing:
             rules.name: found for rules in asked if (found := why_no_card(rules)) is not None
         }
         placing.computing = frozenset(rules.name for rules in asked) - set(placing.on_processor)
-    if not placing.computing:
+    if not placing.computing and only is None:
         placing.locks.release()  # another process may have more luck with them
     return placing
 
 
-def _read_cards(notes: list[str]) -> dict[str, Reading]:
+def _read_cards(notes: list[str], only: Collection[str] | None) -> dict[str, Reading]:
     """What the cards report now; none where there is none, or where the driver hangs."""
     found: dict[str, Reading] = {}
     told = [f"{_UNREADABLE}: the driver does not answer; does nvidia-smi work?"]
 
     def read() -> None:
-        probe, why = find_cards()
+        probe, why = find_cards(only)
         try:
             if probe is not None:
                 found.update(probe.read())

@@ -10,6 +10,7 @@ daemon lost in a restart are asked for again.
 """
 
 import asyncio
+import contextlib
 import json
 import os
 import sys
@@ -31,6 +32,7 @@ from watchbill.fleet.logs import Part
 from watchbill.fleet.matching.claiming import Health
 from watchbill.processes.attached import Bound, spawn_bound
 from watchbill.processes.device_lock import HostLock, LockHeld, locks_folder
+from watchbill.quoting import quoted
 from watchbill.root import Root
 from watchbill.runtime import limits as runtime_limits
 
@@ -53,8 +55,11 @@ def find_host(root: Root) -> str | None:
 class PrivateDaemon:
     """A daemon of the agent's own, for a machine on which none runs."""
 
-    def __init__(self, root: Root, config: Path | None) -> None:
+    def __init__(self, root: Root, config: Path | None, devices: tuple[str, ...], *, has_model: bool) -> None:
+        """It has the agent's devices and no other cards: the next agent of this machine needs those for its own.
+        Without a config and a model no model is fetched; the machine may have no network."""
         self._root, self._config = root, config
+        self._devices, self._has_model = devices, has_model
         self._process: Bound | None = None
 
     async def start(self) -> str:
@@ -71,6 +76,10 @@ class PrivateDaemon:
             "0",
             "--root",
             str(self._root.path),
+            "--no-fleet",  # the config may name agents and a coordinator, which are started by hand as this one is
+            "--cards",
+            ",".join(self._devices) or "ram",
+            *([] if self._has_model else ["--no-fetch"]),
             *chosen,
         ]
         self._process = spawn_bound(argv, log)
@@ -79,7 +88,9 @@ class PrivateDaemon:
             if (url := find_host(self._root)) is not None:
                 return url
             if self._process.poll() is not None:
-                raise OursError(f"the private daemon of this agent does not start; its log is {log}")
+                raise OursError(
+                    f"the private daemon of this agent does not start: {_last_line_of(log)}; its log is {log}"
+                )
             await asyncio.sleep(limits.HOST_LOOK_MS / 1000)
         raise OursError(f"the private daemon of this agent is not ready in time; its log is {log}")
 
@@ -95,6 +106,14 @@ class PrivateDaemon:
                 break
             await asyncio.sleep(limits.HOST_LOOK_MS / 1000)
         self._process = None
+
+
+def _last_line_of(log: Path) -> str:
+    """What a process said last, for people."""
+    with contextlib.suppress(OSError):
+        lines = log.read_text(errors="replace").splitlines()
+        return quoted(lines[-1].removeprefix("watchbill: ")) if lines else "it said nothing"
+    return "it said nothing"
 
 
 # ------------------------------------------------------------------ the device

@@ -192,7 +192,12 @@ async def _run(options: AgentOptions, state: Path, device: DeviceOptions | None)
             if (fault := fault_of(options.folder)) is not None:
                 raise fault  # a daemon would not start there, and could not say why
             _LOG.info("no daemon runs on %s: starting one for this agent", state)
-            private = PrivateDaemon(Root(options.folder / "daemon", is_named=True), _config())
+            private = PrivateDaemon(
+                Root(options.folder / "daemon", is_named=True),
+                _config(),
+                device.devices,
+                has_model=bool(device.model),
+            )
             url = await private.start()
         await _serve_with(url, options, device)
     finally:
