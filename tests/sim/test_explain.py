@@ -2,6 +2,7 @@
 
 import dataclasses
 import random
+from types import MappingProxyType
 
 import pytest
 from msgspec.structs import replace
@@ -159,6 +160,23 @@ def test_a_copy_holds_a_definition_that_is_not_the_one_of_the_config(
     world = world_of(model("A"))
     world.core.state.models["A"].successor = dataclasses.replace(world.catalog.models["A"], threads=3)
     assert duplicate(world.core).state.models["A"].successor == world.core.state.models["A"].successor
+
+
+def test_a_copy_holds_a_set_that_waits_since_before_a_reload(world_of: WorldOf, model: ModelOf) -> None:
+    """RES-11: `explain` failed with 500 from a reload until no request with companions waited any more."""
+    first = model("A", 8)
+    first = dataclasses.replace(
+        first, memory=MappingProxyType(dict(first.memory))
+    )  # as the tables of a config
+    world = world_of(first, model("B", 8))
+    world.run(1_000)
+    world.arrive("A", 300, lane="chat", companions=("B",))
+    models = {**world.catalog.models, "A": dataclasses.replace(first, priority=1)}
+    world.feed(m.Reconfigured(dataclasses.replace(world.catalog, models=models), {}))
+    copy = duplicate(world.core).state
+    assert list(copy.companion_sets) == ["A + B"]
+    assert copy.companion_sets["A + B"].members == (copy.models["A"], copy.models["B"])
+    assert type(copy.companion_sets) is type(world.core.state.companion_sets)
 
 
 def test_a_copy_that_events_always_interrupt_is_made_at_once(world_of: WorldOf, model: ModelOf) -> None:

@@ -15,6 +15,7 @@ from typing import cast
 
 from msgspec import Struct
 
+from watchbill.core.companions import CompanionSet, CompanionSets
 from watchbill.core.estimate import MeanEstimate, MedianEstimate
 from watchbill.core.machine import Machine
 from watchbill.runtime.limits import COPY_TRIES_MAX
@@ -99,6 +100,8 @@ class _Copier:
             return None if kind.__struct_config__.frozen else self._struct
         if issubclass(kind, tuple):
             return self._named_tuple
+        if kind is CompanionSets:
+            return self._companion_sets
         if kind.__module__.startswith("watchbill.") and kind.__base__ not in _BUILT_IN:
             return self._object(cast("type[object]", kind))
         return lambda value: copy.deepcopy(value, self._done)
@@ -115,6 +118,12 @@ class _Copier:
             copied = self.copy
             for key, each in cast("Mapping[object, object]", value).items():
                 made[copied(key)] = copied(each)
+        return made
+
+    def _companion_sets(self, value: object) -> object:
+        made = self._done[id(value)] = CompanionSets()
+        for name, each in cast("CompanionSets", value).items():
+            made[name] = cast("CompanionSet", self.copy(each))
         return made
 
     def _list(self, value: object) -> object:
