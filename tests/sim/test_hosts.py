@@ -48,7 +48,7 @@ def test_a_core_that_overlooks_a_silence_is_found(monkeypatch: pytest.MonkeyPatc
     def deaf(self: Residency, event: HostSeen, now: int) -> Any:
         host_seen(self, event, now)
         for model in self._state.managed:  # pyright: ignore[reportPrivateUsage]
-            model.silence = None
+            model.silence, model.is_cut_off = None, False
 
     monkeypatch.setattr(Residency, "host_seen", deaf)
     assert "asked of a host that is silent" in laws_broken(*SEEDS)

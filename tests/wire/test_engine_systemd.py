@@ -16,6 +16,8 @@ from support.running import answering, chat, driving
 from support.stopping import stop
 from watchbill.catalog import EngineRules, Model
 from watchbill.config import parse
+from watchbill.core import residency
+from watchbill.core.stages import Stage
 from watchbill.engines import limits as engines_limits
 from watchbill.engines import scripted_server
 from watchbill.engines.base import LoadError
@@ -43,7 +45,7 @@ class UnitWorld:
         self.host = host
         self.rules = EngineRules("systemd", "systemd")
         self.reactor = AsyncExitStack()
-        self._ports = {name: claim_port(tmp_path / "ports") for name in ("one", "two")}
+        self._ports = {name: claim_port(tmp_path / "ports") for name in ("one", "two", "three")}
 
     def model(self, name: str, *, slow: bool = False, **more: Any) -> Model:
         port = self._ports.get(name, 1)
@@ -248,6 +250,52 @@ async def test_a_unit_of_a_killed_daemon_that_is_asked_for_is_taken_over(
             assert host.pid("watchbill-one.service") == pid
             await within(20, second.engine.close())
             assert world.present() == set()
+
+
+SMALL = 2 * GB
+
+
+async def test_units_that_no_reactor_stops_are_stopped_by_the_next_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """P7, RES-22: a reactor that was away for longer than a unit may take to stop left the unit's memory lost for good,
+    and the model in quarantine. Meanwhile every other unit serves, and none leaves for a load that cannot be."""
+    monkeypatch.setattr(limits, "REACTOR_ANSWER_MS", 300)
+    monkeypatch.setattr(residency, "STOP_LIMIT_MS", 400)
+    with units_in(tmp_path, monkeypatch) as world:
+        sizes = {"one": 20 * GB, "two": 20 * GB, "three": SMALL}
+        text = "[devices.'gpu:0']\ncapacity = '24GB'\nreserve = 0\n"
+        for name, size in sizes.items():
+            text += f"[models.{name}]\nengine = 'systemd'\nurl = '{world.model(name).url}'\nprobe = 'chat'\n"
+            text += f"memory = {{ 'gpu:0' = {size} }}\n"
+        catalog = parse(text, base=Path("/srv"), environment={})
+        card = Card(world.host, {f"watchbill-{name}.service": size for name, size in sizes.items()})
+        await world.reactor.enter_async_context(reacting(world.root, world.host, "watchbill-*.service"))
+        async with driving(world.root, catalog, PatientProbe(card)) as driver, answering(driver) as url:
+            for name in ("three", "one"):
+                assert (await within(30, chat(url, name)))[0] == 200
+            await world.reactor.aclose()
+            waiting = asyncio.create_task(chat(url, "two"))
+            state = driver._core.state
+            await eventually(lambda: state.models["one"].silence is not None)
+            assert (await within(10, chat(url, "three")))[0] == 200
+            told: set[int] = set()  # when it was told to stop
+
+            def was_told_often() -> bool:
+                told.add(state.models["one"].since)
+                return len(told) > residency.STOP_TRIES
+
+            await eventually(was_told_often)
+            assert (state.models["one"].stage, state.models["one"].trouble) == (Stage.STOPPING, None)
+            assert state.models["three"].stage is Stage.READY
+            status: Any = driver.status()
+            assert "no reactor answered" in status["models"]["one"]["reason"]
+            assert "no reactor answered" in status["models"]["two"]["reason"]
+            assert {alert["kind"] for alert in status["alerts"]} == {"host"}
+            async with reacting(world.root, world.host, "watchbill-*.service"):
+                assert (await within(30, waiting))[0] == 200
+                assert world.present() == {"two", "three"}
+                await eventually(lambda: state.models["two"].silence is None)
 
 
 class Card:

@@ -276,7 +276,7 @@ class Admission:
 
     def _starts(self, request: Request, model: ModelState) -> bool:
         """Whether nothing but a slot, which is free, decides: then a full queue does not concern the request."""
-        is_sound = model.silence is None and not model.is_suspect
+        is_sound = not model.is_cut_off and not model.is_suspect
         return is_sound and not self.policy.in_order and request.lane in self._state.open_lanes
 
     def _admit(

@@ -65,7 +65,8 @@ class CandidateState(ABC):
         self.last_used = self.top_class_at = NEVER
         self.retry_at = NEVER
         self.failure: str | None = None  # the last reason, for people
-        self.silence: str | None = None  # why its host cannot be asked; no request is sent there
+        self.silence: str | None = None  # why its host cannot be asked to load or unload it
+        self.is_cut_off = False  # no request is sent there until its host answers again
         self.is_under_way = False  # of a set: planned, and not complete yet
 
     @property

@@ -73,6 +73,7 @@ class CompanionSet(CandidateState):
         self.since = now
         self.needs = total_needs(self.arriving)
         self.silence = next((s.silence for s in self.members if s.silence is not None), None)
+        self.is_cut_off = any(s.is_cut_off for s in self.members)
         self.retry_at = max((s.retry_at for s in self.arriving), default=self.serving.retry_at)
         self._foresee(now)
 
@@ -96,7 +97,7 @@ class CompanionSet(CandidateState):
         for model in self.members:
             model.awaited = wanted if model.awaited is None else min(model.awaited, wanted)
             model.is_kept_for_set |= self.is_under_way
-        if self.stage is Stage.READY and self.silence is None:
+        if self.stage is Stage.READY and not self.is_cut_off:
             self.serving.companion_sets.append(self)
 
 

@@ -100,7 +100,7 @@ class Dispatch:
                     pass
 
     def _grant_next(self, model: ModelState, now: int) -> bool:
-        if model.silence is not None:
+        if model.is_cut_off:
             return False  # here it can still be served by a smaller model; at the engine it could not
         if model.is_suspect:
             return False  # the watchdog's question has the model to itself, so no request makes way

@@ -76,7 +76,8 @@ NOW = Forecast(0.0, False)
 def can_forecast(state: State, model: Candidate) -> bool:
     """Whether the start of a request can be forecast. While a device is lent or takes no loads, or the host of a model
     is silent, it waits up to its max_wait."""
-    return model.silence is None and state.ledger.can_forecast(model.needs)
+    is_known = not model.is_cut_off and (model.silence is None or model.stage is Stage.READY)
+    return is_known and state.ledger.can_forecast(model.needs)
 
 
 def forecast_start(

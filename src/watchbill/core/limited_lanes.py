@@ -222,7 +222,8 @@ class LimitedLanes:
     def _way_ms(self, line: Candidate, request: Request, now: int) -> float:
         """Until the model of a line could start one more request. A companion whose host is silent keeps a set from
         starting, too."""
-        if line.silence is not None or line.serving.is_suspect:
+        is_away = line.silence is not None and line.stage is not Stage.READY
+        if is_away or line.is_cut_off or line.serving.is_suspect:
             return math.inf
         if line.stage is Stage.READY:
             if line.serving.has_slot_for(request.work_class, now):
@@ -309,7 +310,7 @@ def _go_first(
     place_ms = 0.0 if has_room else place_in_ms(state, request, now)
     over_ms = max(place_ms, way_in_ms(state, model, now)) + model.service.ms
     ready = [s for s in state.lines() if s.stage is Stage.READY and s.serving not in leaving]
-    sound = [s for s in ready if s.silence is None and not s.serving.is_suspect]
+    sound = [s for s in ready if not s.is_cut_off and not s.serving.is_suspect]
     for line, count in ahead_in_lane(state, request, now, sound):
         first = line.line.first_of(request.lane)
         if first and slot_in_ms(line.serving, first, line.line.position(first.id), now) < over_ms:

@@ -281,10 +281,13 @@ class HostSeen(Event, frozen=True):
     """The state of a program that hosts models for us (Ollama). Sent when it changes."""
 
     engine: str
-    # Why it cannot be asked; nothing is known about its models until it answers again.
+    # Why it cannot be asked; nothing is known about its models until it answers again, unless they serve without it.
     silence: str | None = None
     places: int | None = None  # how many of our models it holds at once; None: no limit was observed
     leaving: frozenset[str] = frozenset()  # our models that it unloads as soon as their answers have ended
+    serves: bool = (
+        False  # while it is silent, its models that are in memory answer; none of them comes or leaves
+    )
 
 
 class Trouble(Enum):

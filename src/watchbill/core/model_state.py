@@ -307,7 +307,7 @@ class ModelState(CandidateState):
 
     def slots_for(self, work_class: WorkClass, now: int) -> int:
         """The slots that a request of this class may use. One slot is kept for a top class seen lately."""
-        slots = 0 if self.is_suspect or self.silence is not None else self.spec.concurrency
+        slots = 0 if self.is_suspect or self.is_cut_off else self.spec.concurrency
         if work_class is _INTERACTIVE or slots <= 1:
             return slots
         return slots - 1 if now - self.top_class_at < TOP_CLASS_MEMORY_MS else slots
@@ -354,7 +354,7 @@ class ModelState(CandidateState):
     @property
     def is_at_hand(self) -> bool:
         """Whether it is in memory and takes requests."""
-        return self.stage is Stage.READY and not self.is_suspect and self.silence is None
+        return self.stage is Stage.READY and not self.is_suspect and not self.is_cut_off
 
     def recovery_ms(self, now: int) -> float:
         """How long a suspect model may take until it serves again: the question, and a reset and a load after it."""

@@ -583,7 +583,7 @@ class Residency:
 
         While it is silent, its models count as they were last seen, memory included: a program that is only paused
         still has them. No request is sent there and nothing is loaded there until it has reported its models; what was
-        about to be loaded is not, and no other model leaves for it.
+        about to be loaded is not, and no other model leaves for it. Where its models serve without it, they go on.
         """
         hosted = [s for s in self._state.managed if s.spec.engine == event.engine]
         was_silent = self._state.silent.pop(event.engine, None) is not None
@@ -591,6 +591,7 @@ class Residency:
             self._state.silent[event.engine] = event.silence
         for model in hosted:
             model.silence = event.silence
+            model.is_cut_off = event.silence is not None and not event.serves
             if event.silence is not None and model.stage is Stage.PLANNED:
                 self.unplan(model, now, event.silence)
             if was_silent and event.silence is None and not model.is_quarantined(now):

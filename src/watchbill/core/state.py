@@ -141,6 +141,7 @@ class State:
     def _begin(self, spec: Model, known: Knowledge) -> ModelState:
         model = ModelState(spec, self.catalog.policy, known)
         model.silence = self.silent.get(spec.engine)
+        model.is_cut_off = model.silence is not None
         model.attempt = self._attempts
         return model
 

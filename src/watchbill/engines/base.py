@@ -55,6 +55,7 @@ class HostState:
     silence: str | None = None  # why it cannot be asked
     places: int | None = None  # how many of our models it holds at once; None: no limit was noticed
     leaving: frozenset[str] = frozenset()  # our models that it is about to unload
+    serves: bool = False  # while it is silent, its models that are in memory answer
 
 
 #: Is told of every change.

@@ -48,16 +48,18 @@ class SystemdHost:
         #: Units that the reactor was asked to start, and may have started.
         self._touched: set[ForeignHold] = set()
         self._misses: dict[ForeignHold, int] = {}
+        #: Why a unit that must stop still runs. The core tells it to stop again and again, until a reactor answers.
+        self._silence: str | None = None
 
     @property
     def state(self) -> HostState:
-        """Nothing is known of the host but what its reactor answers."""
-        return HostState()
+        """Nothing is known of the host but what its reactor answers. Without it units serve, and stay."""
+        return HostState(self._silence, serves=self._silence is not None)
 
     @property
     def is_awaited(self) -> bool:
-        """Whether units of a killed daemon are still to be stopped."""
-        return bool(self._owed)
+        """Whether units are still to be stopped: of a killed daemon, or because no reactor answered."""
+        return bool(self._owed) or self._silence is not None
 
     @property
     def look_ms(self) -> int:
@@ -146,10 +148,12 @@ class SystemdHost:
             if self._mailbox.withdraw(intent) and verb == "start":
                 self._forget(hold)  # no reactor has taken it, and now none can
         if answer is not None:
+            self._silence = None
             return answer
         text = self._no_reactor(hold.model)
         if verb == "start":
             raise LoadError(text, blame=Blame.HOST)
+        self._silence = text
         raise EngineFailed(f"{hold.model.name}: {text}")
 
     async def _post(self, verb: Verb, model: Model, reason: str) -> Answer | None:

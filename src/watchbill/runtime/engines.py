@@ -207,7 +207,7 @@ class Engines:
         if (
             self._rules.get(rules.name) is rules
         ):  # an engine that was replaced by a config change no longer counts
-            self._feed(HostSeen(rules.name, state.silence, state.places, state.leaving))
+            self._feed(HostSeen(rules.name, state.silence, state.places, state.leaving, state.serves))
 
     def _forget(self, model: str, attempt: int) -> None:
         """Forgets an attempt that no longer runs. A newer attempt is kept."""

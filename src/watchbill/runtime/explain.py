@@ -177,7 +177,7 @@ def _held(core: Machine, names: tuple[str, ...], now: int) -> str | None:
 
 def _must_come(model: ModelState) -> bool:
     """Whether it is not in memory, or in memory and out of reach."""
-    return model.stage is Stage.ABSENT or model.silence is not None
+    return model.stage is Stage.ABSENT or model.is_cut_off
 
 
 def _reason(granted: bool, refused: Refuse | None, plan: Planned | None, stage: str, held: str | None) -> str:

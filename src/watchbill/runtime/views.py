@@ -226,8 +226,9 @@ def _reason(model: ModelState, absence: Absence | None) -> str | None:
     if absence is not None:
         return describe(absence)
     if model.stage in (Stage.DRAINING, Stage.STOPPING):
-        return str(model.leaving_why)
-    if model.silence is not None:
+        is_kept = model.stage is Stage.STOPPING and model.silence is not None
+        return f"{model.leaving_why}; {model.silence}" if is_kept else str(model.leaving_why)
+    if model.is_cut_off:
         return model.silence
     return suspicion(model) or doubt(model) or model.failure
 
@@ -492,7 +493,7 @@ def _waiting_reason(state: State, asked: Candidate, request_id: str, now: int) -
         return _missing_reason(state, asked, now)
     model = asked.serving
     match asked.stage:
-        case Stage.READY if model.silence is not None:
+        case Stage.READY if model.is_cut_off:
             return f"{model.name} is in memory, but it waits {hindrance(state, model, now)}"
         case Stage.READY if suspect is not None:
             return f"answers of {suspect.name} failed; it is asked whether it is well"
