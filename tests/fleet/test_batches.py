@@ -121,6 +121,12 @@ def test_what_needs_approval_is_said_before_a_plan_runs(fleet: FleetFolder) -> N
     assert "tool: `cat a` needs approval: a value, not plan.md, names what it runs" in checked.stderr
     assert "each: " not in checked.stderr
     shown = fleet.plan("submit", "p", "--dry-run").stdout
+    told = json.loads(fleet.plan("submit", "p", "--dry-run", "--json").stdout)
+    assert told["plan"] == "p" and all(each["command"] in shown for each in told["commands"])
+    assert [
+        each["ruling"] for each in told["commands"] if each["ruling"] and each["ruling"] not in shown
+    ] == []
+    assert any(each["ruling"] for each in told["commands"])
     assert (
         shown.count("needs approval") == 2 and "# `> out/../b` needs approval: a value leads it out" in shown
     )

@@ -103,6 +103,8 @@ def test_a_card_that_gets_hot_and_cools_takes_what_the_table_says(rig: Rig) -> N
 
     rig.play(86)
     wait_until(rig.is_constrained, 60)
+    log = fleet.home / "home" / "logs" / "agent-gpu-1.log"
+    wait_until(lambda: "the device is constrained: 86 C, and its limit is " in log.read_text())
     wait_until(lambda: rig.state() == "cold", 60)  # a constrained card obeys `meta`, and is told to unload
     second = fleet.submit("p")
     wait_until(lambda: "counted" in rig.accepted(second), 60)

@@ -139,6 +139,38 @@ def test_help_of_the_fleet_commands_needs_no_package(fleet: FleetFolder, words: 
         assert all(verb in shown.stdout for verb in VERBS)
 
 
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("plan",), "a command is missing; write: watchbill plan COMMAND"),
+        (("plan", "xyz"), "plan has no command 'xyz'"),
+        (("plan", "submit"), "PLAN is missing; write: watchbill plan submit PLAN [OPTIONS]"),
+        (("plan", "submit", "p", "--set"), "--set needs a value"),
+        (("plan", "wait", "b", "--timeout", "soon"), "--timeout cannot be 'soon'"),
+        (("plan", "logs", "a", "b"), "there is no place for 'b'"),
+        (("plan", "retry"), "TASK... is missing"),
+        (("signal", "gpu-1"), "stop|hold|resume|abort|kill is missing"),
+        (("gpus", "--nope"), "there is no option '--nope'; write: watchbill gpus [OPTIONS]"),
+        (("approve", "--json=1"), "--json takes no value"),
+    ],
+)
+def test_a_mistake_is_named_without_any_package(
+    fleet: FleetFolder, words: tuple[str, ...], told: str
+) -> None:
+    """FLEET-13: a wrong word was answered with the name of a package that is missing, and that these commands need
+    none."""
+    refused = bare(fleet, *words)
+    assert refused.returncode == 2 and told in refused.stderr, refused.stderr
+    assert "package" not in refused.stderr
+
+
+def test_without_a_command_it_says_what_needs_no_package(fleet: FleetFolder) -> None:
+    """FLEET-13."""
+    for words in ((), ("--help",)):
+        shown = bare(fleet, *words)
+        assert shown.returncode == 0 and "plan, status, gpus, signal, approve" in shown.stdout, shown.stderr
+
+
 def test_status_tells_the_state_of_a_fleet_from_its_folder_alone(fleet: FleetFolder) -> None:
     """FLEET-12, FLEET-13: without a daemon, by --root and by the environment."""
     fleet.write_plan("p", "### a\n- **command**: `true`\n")

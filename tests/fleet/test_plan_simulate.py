@@ -74,13 +74,15 @@ def test_a_forecast_says_what_is_a_guess_and_changes_nothing(fleet: FleetFolder)
     assert sorted(fleet.root.rglob("*")) == files
 
 
-def join_with_a_model(fleet: FleetFolder, name: str, *, is_hot: bool, lives: bool = True) -> None:
+def join_with_a_model(
+    fleet: FleetFolder, name: str, *, is_hot: bool, lives: bool = True, model: str = "m"
+) -> None:
     """An agent with a card, whose model takes 40 s to load, and is in its memory or not."""
     disk, pid = FolderDisk(fleet.root), os.getpid()
     for folder in (places.processing_folder(name), os.path.dirname(places.heartbeat_path(name))):
         disk.make_folder(folder)
     report = AgentReport(
-        name, available_mb=4_000, cpu_slots=1, devices=("gpu:1",), host=name, model="m", models=("m",),
+        name, available_mb=4_000, cpu_slots=1, devices=("gpu:1",), host=name, model=model, models=("m",),
         hot_models=("m",) if is_hot else (), llm_slots=1, load_ms={"m": 40_000},
     )  # fmt: skip
     pulse = Pulse(boot_id(), pid, (start_time(pid) or 0) if lives else 1, 1)
@@ -103,6 +105,15 @@ def test_a_model_that_is_in_memory_is_not_loaded_in_a_forecast(fleet: FleetFolde
     assert [each["loads"] for each in simulated(fleet, "--agents", "2xgpu-1")["agents"][:2]] == [0, 1]
     join_with_a_model(fleet, "gpu-1", is_hot=True, lives=False)
     assert simulated(fleet)["agents"][0]["loads"] == 1
+
+
+def test_a_load_that_was_measured_counts_for_an_agent_without_a_model_of_its_own(fleet: FleetFolder) -> None:
+    """FLEET-12: the time was a guess for ever, with the advice to measure what had been measured."""
+    fleet.write_plan("p", "### ask\n- **prompt**: What?\n- **model**: m\n")
+    places.make_fleet(fleet.root)
+    join_with_a_model(fleet, "gpu-1", is_hot=False, model="")
+    assert simulated(fleet)["agents"][0]["load_ms"] == 40_000
+    assert "gpus --bench" not in fleet.plan("simulate", "p").stdout
 
 
 def test_a_card_whose_model_fills_it_is_cooled_for_scripts_in_a_forecast(fleet: FleetFolder) -> None:

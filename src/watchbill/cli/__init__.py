@@ -113,11 +113,17 @@ def _dispatch(arguments: Sequence[str]) -> int:
     try:
         from watchbill.cli.app import run_app
     except ModuleNotFoundError as error:
-        from watchbill.cli.plan_quick import usage_of
+        from watchbill.cli.plan_quick import mistake_in, usage_of
 
-        if {"--help", "-h"} & set(arguments) and (usage := usage_of(arguments)):
+        usage = usage_of(arguments)
+        if usage and (not arguments or {"--help", "-h"} & set(arguments)):
             sys.stdout.write(usage)
             return DONE
+        if usage and arguments[0] in {"plan", "gpus", "signal", "approve"}:
+            # Only mistakes of these come here: what is right needs no package.
+            raise OursError(
+                mistake_in(arguments), hint=usage.splitlines()[0].replace("Usage: ", "write: ")
+            ) from None
         raise OursError(
             f"this needs the package {error.name}, and it is not installed",
             hint="install Watchbill with its packages; plan, status, gpus, signal and approve work without",

@@ -105,8 +105,9 @@ _WORDS: dict[Lack, tuple[str, str, str]] = {
                 "start an agent with --device gpu:0,gpu:1"),
     Lack.MEMORY: ("{task} needs {mb} MB of GPU memory, and no agent has as much", "vram_estimate_mb",
                   "lower vram_estimate_mb, or start an agent with a larger card"),
-    Lack.MODEL: ("{task} asks a model, and no agent that runs it has one", "type",
-                 "start an agent with --device and --model; for decide and evaluate write model into [coordinator]"),
+    Lack.MODEL: ("{task} asks a model, names none, and no agent that runs it has one of its own", "type",
+                 "write model: NAME, or start an agent with --device and --model; for decide and evaluate write model "
+                 "into [coordinator]"),
     Lack.OTHER_MODEL: ("{task} asks for the model {model}, and no agent serves it", "model",
                        "name a model that one serves"),
     Lack.SANDBOX: ("{task} demands the sandbox {sandbox}, and no agent that could run it can make that", "sandbox",

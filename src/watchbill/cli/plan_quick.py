@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-__all__ = ["VERBS", "Kind", "run_plan", "understand_plan", "usage_of"]
+__all__ = ["VERBS", "Kind", "mistake_in", "run_plan", "understand_plan", "usage_of"]
 
 
 class Kind(NamedTuple):
@@ -60,6 +60,7 @@ VERBS = {
 #: A command of its own that is read the same way.
 _GPUS = Verb((0, 0), {**_JSON, "--follow": _FLAG, "--bench": _FLAG, "--model": _TEXT})
 _SIGNAL = Verb((2, 3), _COMMON)
+_ALONE = {"gpus": _GPUS, "signal": _SIGNAL, "approve": VERBS["approve"]}
 
 
 @dataclass(slots=True)
@@ -79,21 +80,30 @@ class Asked:
 
 def understand_plan(arguments: Sequence[str]) -> Asked | None:
     """What is asked for, or None if the framework has to read the arguments."""
-    if arguments and arguments[0] == "gpus":
-        return _understood(_GPUS, "gpus", arguments[1:])
-    if arguments and arguments[0] == "signal":
-        return _understood(_SIGNAL, "signal", arguments[1:])
-    if arguments and arguments[0] == "approve":
-        asked = _understood(VERBS["approve"], "approve", arguments[1:])
-        if asked is not None and asked.words == ["list"]:
+    read = _read(arguments)
+    return read if isinstance(read, Asked) else None
+
+
+def mistake_in(arguments: Sequence[str]) -> str:
+    """What is wrong with the words of a command of this module, for a machine without the framework."""
+    read = _read(arguments)
+    return read if isinstance(read, str) else ""
+
+
+def _read(arguments: Sequence[str]) -> Asked | str:
+    """What is asked for, or what is wrong with it."""
+    name, *rest = [*arguments, ""]
+    if name in _ALONE:
+        asked = _understood(_ALONE[name], name, arguments[1:])
+        if name == "approve" and isinstance(asked, Asked) and asked.words == ["list"]:
             asked.words = []
         return asked
-    if len(arguments) < 2 or arguments[0] != "plan" or arguments[1] not in VERBS:
-        return None
-    return _understood(VERBS[arguments[1]], arguments[1], arguments[2:])
+    if name != "plan" or rest[0] not in VERBS:
+        return f"plan has no command {rest[0]!a}" if name == "plan" and rest[0] else "a command is missing"
+    return _understood(VERBS[rest[0]], rest[0], arguments[2:])
 
 
-def _understood(verb: Verb, name_of_verb: str, words: Sequence[str]) -> Asked | None:
+def _understood(verb: Verb, name_of_verb: str, words: Sequence[str]) -> Asked | str:
     asked, rest = Asked(name_of_verb), list(words)
     while rest:
         word = rest.pop(0)
@@ -102,15 +112,20 @@ def _understood(verb: Verb, name_of_verb: str, words: Sequence[str]) -> Asked | 
             continue
         name, has_value, value = word.partition("=")
         kind = verb.options.get(name)
-        if kind is None or (has_value and not kind.takes_value):
-            return None
+        if kind is None:
+            return f"there is no option {name!a}"
+        if has_value and not kind.takes_value:
+            return f"{name} takes no value"
         if kind.takes_value and not has_value:
             if not rest or rest[0].startswith("-"):
-                return None
+                return f"{name} needs a value"
             value = rest.pop(0)
         if not _take(asked, name, kind, value):
-            return None
-    return asked if verb.words[0] <= len(asked.words) <= verb.words[1] else None
+            return f"{name} cannot be {value!a}, or comes twice"
+    least, most = verb.words
+    if len(asked.words) < least:
+        return f"{_WORDS[name_of_verb][len(asked.words)]} is missing"
+    return asked if len(asked.words) <= most else f"there is no place for {asked.words[most]!a}"
 
 
 def _take(asked: Asked, name: str, kind: Kind, value: str) -> bool:
@@ -149,12 +164,13 @@ def _signal(asked: Asked, root: Path | None, quiet: bool) -> int:
 def usage_of(arguments: Sequence[str]) -> str:
     """The usage of a command of this module, for a machine without the framework; "" for another command."""
     words = [word for word in arguments if not word.startswith("-")]
-    own = {"gpus": _GPUS, "signal": _SIGNAL, "approve": VERBS["approve"]}
+    if not words:
+        return f"Usage: watchbill COMMAND\n\nWithout further packages: {', '.join(('plan', 'status', *_ALONE))}\n"
     if words[:1] == ["plan"] and len(words) > 1 and words[1] in VERBS:
         return _usage(f"plan {words[1]}", VERBS[words[1]])
     if words[:1] == ["plan"]:
         return f"Usage: watchbill plan COMMAND\n\nCommands: {', '.join(VERBS)}\n"
-    return _usage(words[0], own[words[0]]) if words and words[0] in own else ""
+    return _usage(words[0], _ALONE[words[0]]) if words[0] in _ALONE else ""
 
 
 def _usage(command: str, verb: Verb) -> str:

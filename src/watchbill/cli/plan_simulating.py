@@ -194,7 +194,7 @@ def _free_name(name: str, taken: set[str]) -> str:
 
 def _known(name: str, beat: Heartbeat) -> SimAgent:
     about, report = ability_of(name, beat), beat.report
-    measured = report.load_ms.get(about.own_model, 0)
+    measured = _measured_load_ms(report.load_ms, about.own_model)
     return SimAgent(
         name, about.cpu_slots, report.devices, about.budget_mb if about.has_card else 0, about.own_model,
         about.models, report.llm_slots, report.host, measured or _guessed_load_ms(about.budget_mb),
@@ -210,12 +210,17 @@ def _brain(beat: Heartbeat | None) -> SimAgent:
     return replace(known, own_model=_ANY_MODEL, models=(_ANY_MODEL,), llm_slots=1, load_ms=0)
 
 
+def _measured_load_ms(load_ms: Mapping[str, int], model: str) -> int:
+    """The measured time of a load of an agent's own model; without one, of the slowest that it has loaded. 0: none."""
+    return load_ms.get(model, 0) if model else max(load_ms.values(), default=0)
+
+
 def _guessed_load_ms(budget_mb: int) -> int:
     return 1_000 + budget_mb * 1_000 // _GUESSED_LOAD_MB_PER_S
 
 
 def _load_source(agent: SimAgent, beat: Heartbeat | None) -> Source:
-    is_measured = beat is not None and beat.report.load_ms.get(agent.own_model, 0) > 0
+    is_measured = beat is not None and _measured_load_ms(beat.report.load_ms, agent.own_model) > 0
     return Source.LEARNED if is_measured else Source.GUESS
 
 

@@ -77,7 +77,7 @@ def submit_plan(submission: Submission, *, dry_run: bool, json: bool, root: Path
     priority = priority_from(submission.priority) or priority_of(settled)
     order = ExecutePlan(batch, name, _inputs_to_store(given, settled, folder), priority)
     if dry_run:
-        _show_commands(folder, order, checked.plan, settled, terminal)
+        _show_commands(folder, order, checked.plan, settled, terminal, json=json)
         return 0
     _write(folder, order)
     _told(folder, order, terminal, json=json)
@@ -179,7 +179,13 @@ def _told(folder: Path, order: ExecutePlan, terminal: Terminal, *, json: bool) -
 
 
 def _show_commands(
-    folder: Path, order: ExecutePlan, plan: Plan, settled: Mapping[str, str], terminal: Terminal
+    folder: Path,
+    order: ExecutePlan,
+    plan: Plan,
+    settled: Mapping[str, str],
+    terminal: Terminal,
+    *,
+    json: bool,
 ) -> None:
     own = folder / places.batch_folder(order.plan, order.batch)
     known = {
@@ -187,12 +193,17 @@ def _show_commands(
         "ROOT": str(folder),
     }  # fmt: skip
     permits = Permits.of(folder, folder / "plans" / order.plan / "plan.md", str(own))
+    rows: list[dict[str, str | None]] = []
     for task in plan.tasks:
         known["TASK_PATH"] = str(own / "tasks" / task.name / "a1")
         for head, value_of in _commands(task, known):
-            ruling = permits.against(task, value_of)
-            told = [] if ruling is None else [plain(f"# {ruling}")]
-            terminal.show(plain(f"# {head}"), *told, plain(_text_of(plan, task, value_of)), "")
+            ruling, text = permits.against(task, value_of), _text_of(plan, task, value_of)
+            rows.append({"task": task.name, "about": head, "command": text, "ruling": ruling and str(ruling)})
+            if not json:
+                told = [] if ruling is None else [plain(f"# {ruling}")]
+                terminal.show(plain(f"# {head}"), *told, plain(text), "")
+    if json:
+        terminal.show(jsonlib.dumps({"plan": order.plan, "commands": rows}))
 
 
 def _commands(task: Task, known: Mapping[str, str]) -> Iterator[tuple[str, ValueOf]]:

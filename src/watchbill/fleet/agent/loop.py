@@ -536,7 +536,8 @@ class Agent:
         if self._health is not before:
             self._beat_due_at = 0.0
             level = logging.WARNING if self._health is Health.CONSTRAINED else logging.INFO
-            _LOG.log(level, "the device is %s", self._health.value)
+            why = ", ".join(self._memory.state.constraints)
+            _LOG.log(level, "the device is %s%s", self._health.value, f": {why}" if why else "")
 
     async def _look_for_room(self) -> None:
         if await self._files.do(self._room.look):
