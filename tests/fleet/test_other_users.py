@@ -16,7 +16,7 @@ from support.fleet_folder import FleetFolder, shared_folder
 from watchbill.fleet.folder import places
 
 GROUP = 4_321
-BOB = 4_322  # coordinates
+BOB, ANN = 4_322, 4_323  # Bob coordinates
 TASK = "### a\n- **command**: `echo x`\n"
 
 
@@ -39,15 +39,15 @@ def fleet() -> Iterator[FleetFolder]:
         shutil.rmtree(home)
 
 
-def as_bob(fleet: FleetFolder) -> dict[str, Any]:
+def as_user(fleet: FleetFolder, user: int = BOB, umask: int = 0o022) -> dict[str, Any]:
     """How a program is started as another user, who is of the group."""
-    home = fleet.home / "bob"
+    home = fleet.home / f"user-{user}"
     home.mkdir(exist_ok=True)
-    os.chown(home, BOB, GROUP)
+    os.chown(home, user, GROUP)
     environment = {**fleet.environment(), "WATCHBILL_HOME": str(home), "HOME": str(home)}
     return {
         "env": environment, "cwd": home, "stdin": subprocess.DEVNULL,
-        "user": BOB, "group": GROUP, "extra_groups": [GROUP], "umask": 0o022,
+        "user": user, "group": GROUP, "extra_groups": [GROUP], "umask": umask,
     }  # fmt: skip
 
 
@@ -55,23 +55,30 @@ def command(fleet: FleetFolder, *words: str) -> list[str]:
     return [sys.executable, "-m", "watchbill", *words, "--root", str(fleet.root)]
 
 
-def start_as_bob(fleet: FleetFolder, *words: str) -> None:
+def start_as(fleet: FleetFolder, *words: str, user: int = BOB, umask: int = 0o022) -> None:
     with fleet.log.open("ab") as log:
-        argv, how = command(fleet, *words), as_bob(fleet)
-        bob = cast("subprocess.Popen[bytes]", subprocess.Popen(argv, stdout=log, stderr=log, **how))
-        fleet.started.append(bob)
+        argv, how = command(fleet, *words), as_user(fleet, user, umask)
+        process = cast("subprocess.Popen[bytes]", subprocess.Popen(argv, stdout=log, stderr=log, **how))
+        fleet.started.append(process)
 
 
-def run_as_bob(fleet: FleetFolder, *words: str) -> "subprocess.CompletedProcess[str]":
+def run_as(
+    fleet: FleetFolder, *words: str, user: int = BOB, umask: int = 0o022
+) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(
-        command(fleet, *words), capture_output=True, text=True, check=False, timeout=60, **as_bob(fleet)
+        command(fleet, *words),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+        **as_user(fleet, user, umask),
     )
 
 
 def start_fleet_of_bob(fleet: FleetFolder) -> None:
-    start_as_bob(fleet, "coordinator")
+    start_as(fleet, "coordinator")
     wait_until((fleet.root / places.RESULTS).is_dir)
-    start_as_bob(fleet, "agent", "cpu-1", "--cpu-slots", "2")
+    start_as(fleet, "agent", "cpu-1", "--cpu-slots", "2")
 
 
 def why_refused(fleet: FleetFolder, batch: str) -> str:
@@ -116,9 +123,9 @@ def test_a_private_folder_among_the_plans_stops_nobody(fleet: FleetFolder) -> No
     batch = fleet.submit("open")
     assert fleet.wait(batch) == 0
     for words in (("plan", "list"), ("plan", "status"), ("gpus",)):
-        listed = run_as_bob(fleet, *words)
+        listed = run_as(fleet, *words)
         assert listed.returncode == 0, listed.stderr
-    assert batch in run_as_bob(fleet, "plan", "list").stdout
+    assert batch in run_as(fleet, "plan", "list").stdout
     assert "the shared folder failed" not in fleet.log.read_text()
 
 
@@ -157,3 +164,41 @@ def test_a_batch_that_becomes_private_waits_and_goes_on_when_it_is_shared_again(
     assert f"batch {late} is left alone" in fleet.log.read_text()
     fleet.batch("late", late).chmod(0o2770)
     assert fleet.wait(late) == 0
+
+
+@pytest.mark.parametrize("umask", [0o022, 0o077])
+def test_users_with_any_umask_work_on_one_batch(fleet: FleetFolder, umask: int) -> None:
+    """FLEET-09, FLEET-13: one submits and runs an agent, another one coordinates; what each makes in a folder that the
+    group shares is the group's. With a private umask no other user's coordinator could read it."""
+    task = "### a\n- **command**: `echo x > {BATCH_PATH}/results/x`\n- **task_class**: cpu\n"
+    fleet.write_plan("p", task).chmod(0o2775)
+    start_as(fleet, "coordinator", umask=umask)
+    wait_until((fleet.root / places.RESULTS).is_dir)
+    start_as(fleet, "agent", "ann-1", "--cpu-slots", "1", user=ANN, umask=umask)
+    done = run_as(fleet, "plan", "submit", "p", "--quiet", user=ANN, umask=umask)
+    assert done.returncode == 0, done.stderr
+    batch = done.stdout.strip()
+    assert fleet.wait(batch) == 0, fleet.log.read_text()
+    for user in (ANN, BOB):
+        for words in (("plan", "status", batch), ("gpus",), ("plan", "logs", "a")):
+            told = run_as(fleet, *words, user=user, umask=umask)
+            assert told.returncode == 0, told.stderr
+    assert run_as(fleet, "signal", "ann-1", "hold", user=BOB, umask=umask).returncode == 0
+    wait_until(lambda: not list((fleet.root / places.SIGNALS).iterdir()))
+    assert (fleet.batch("p", batch) / "results" / "x").stat().st_mode & 0o070 == 0o060
+
+
+def test_an_agent_whose_files_are_private_stops_no_others(fleet: FleetFolder) -> None:
+    """FLEET-09: it counts as one that says nothing."""
+    fleet.write_plan("p", TASK)
+    start_fleet_of_bob(fleet)
+    other = fleet.root / places.GPUS / "other"
+    other.mkdir()
+    (fleet.root / places.PROCESSING / "other").mkdir()
+    for path in (other / "heartbeat.json", fleet.root / places.RESULTS / "other.1.jsonl"):
+        path.write_text("{}")
+        path.chmod(0o600)
+    batch = fleet.submit("p")
+    assert fleet.wait(batch) == 0
+    assert run_as(fleet, "gpus").returncode == 0
+    assert "the shared folder failed" not in fleet.log.read_text()

@@ -22,7 +22,14 @@ FLEET_VARIABLE = "WATCHBILL_FLEET"
 
 
 def find_fleet(root: Path | None, environment: Mapping[str, str] = os.environ) -> Path:
-    """The shared folder; it need not exist. Opens nothing but the config."""
+    """The shared folder; it need not exist. Opens nothing but the config. What is made in it by this process is its
+    group's."""
+    folder = _named(root, environment)
+    places.share_with_group(folder)
+    return folder
+
+
+def _named(root: Path | None, environment: Mapping[str, str]) -> Path:
     if root is not None:
         return root.absolute()
     if named := environment.get(FLEET_VARIABLE):

@@ -91,6 +91,7 @@ class MountedFolder:
     def __init__(self, root: Path) -> None:
         """Raises OursError for a folder that is no fleet."""
         places.check_root(root)
+        places.share_with_group(root)  # it may have been mounted since the start
         self.root, self.told_root = root, str(root)
         self.mount = places.probe(root)
         self.disk: Disk = FolderDisk(root, filled=not self.mount.is_network)

@@ -99,7 +99,7 @@ def read_heartbeat(disk: Disk, agent: str) -> Heartbeat | None:
     """The last heartbeat of an agent; None where there is none that can be read."""
     try:
         fields = fields_of(disk.read(places.heartbeat_path(agent), limits.FLEET_FILE_BYTES_MAX))
-    except (FileNotFoundError, ValueError, NotAFile):
+    except (FileNotFoundError, PermissionError, ValueError, NotAFile):
         return None
     return Heartbeat(Pulse.of(fields), AgentReport.of(fields))
 

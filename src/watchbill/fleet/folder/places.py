@@ -26,6 +26,7 @@ import json
 import os
 import re
 import shlex
+import stat
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -46,7 +47,7 @@ __all__ = [
     "active_path", "approval_path", "batch_folder", "batches_shown", "check_agent_name", "check_root",
     "complete_folder", "epoch_of_journal", "escalation_path", "fleet_command", "from_shared", "heartbeat_path",
     "journal_path", "make_fleet", "make_root", "probe", "processing_folder", "refuse_outside", "result_log",
-    "to_shared", "wait_for_root", "waiting_path", "whose_result_log",
+    "share_with_group", "to_shared", "wait_for_root", "waiting_path", "whose_result_log",
 ]  # fmt: skip
 
 MARKER = "fleet.json"
@@ -110,6 +111,17 @@ def _mark(root: Path) -> None:
         except FileExistsError:
             os.unlink(draft, dir_fd=folder)
         os.fsync(folder)
+
+
+def share_with_group(root: Path) -> None:
+    """In a folder that a group shares, its setgid bit says so, have what this process makes be the group's, whatever
+    the umask: users whose files others cannot read would stop them."""
+    try:
+        mode = root.stat().st_mode
+    except OSError:  # not mounted yet, or refused later with the reason
+        return
+    if mode & stat.S_ISGID:
+        os.umask(os.umask(0o077) & ~(mode & 0o070))
 
 
 def make_fleet(root: Path) -> None:
