@@ -130,7 +130,13 @@ def test_a_person_whom_another_machine_serves_revokes_nothing(world_of: WorldOf,
 def test_a_core_that_takes_whoever_is_served_elsewhere_for_a_person_here_is_found(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """RES-23: in a world that nobody designed."""
+    """RES-23: in a world that nobody designed. Leases are given there also where somebody was here before."""
+
+    def quiet_in_ms(leases: Leases, now: int) -> int:
+        state = leases._state  # pyright: ignore[reportPrivateUsage]
+        return max(0, state.quiet_at - now) if state.leases_held_back else 0
+
+    monkeypatch.setattr(Leases, "_quiet_in_ms", quiet_in_ms)
     assert not run_out(random_world(614)).judge.broken
 
     always = property(lambda _: True, lambda _self, _found: None)
@@ -181,6 +187,28 @@ def test_no_lease_is_given_while_somebody_works_and_a_peer_holds_a_bounded_numbe
     assert "late" not in world.core.state.leases
     lease(world, "nowhere", "unknown", renewed_until=0)
     assert "unknown" not in world.core.state.leases
+
+
+def test_a_person_who_was_here_when_no_lease_was_held_is_left_alone_as_well(
+    world_of: WorldOf, model: ModelOf
+) -> None:
+    """RES-23: a lease was given in the second after her answer, because there had been none that she could revoke; and
+    one in the middle of her work, when the last of those that rested was given back."""
+    world = leased_world(world_of, model)
+    lease(world, "far", "first", renewed_until=0)
+    world.arrive("near", 500, lane="chat")
+    world.feed(m.LeaseEnded("first"))
+    world.run(world.now + 5_000)
+    lease(world, "far", "amid her work", renewed_until=0)
+    world.run(world.now + QUIET_MS + 5_000)
+    world.arrive("near", 500, lane="chat")
+    world.run(world.now + 5_000)
+    lease(world, "far", "just after", renewed_until=0)
+    assert not world.core.state.leases
+    world.run(world.now + QUIET_MS)
+    lease(world, "far", "when she has left", renewed_until=0)
+    assert [*world.core.state.leases] == ["when she has left"]
+    assert not world.judge.broken
 
 
 @pytest.mark.parametrize("policy", ["rate", "fifo"])

@@ -74,8 +74,8 @@ class Leases:
             self._decline(event, Refusal.NEVER_FITS, f"{event.model} can never fit here")
         elif held >= LEASES_OF_PEER_MAX:
             self._decline(event, Refusal.LANE_FULL, f"{event.peer} already holds {held} leases", RENEW_MS)
-        elif state.leases_held_back:
-            self._decline(event, Refusal.NO_LEASE, AT_WORK, state.quiet_at - now)
+        elif (quiet_in_ms := self._quiet_in_ms(now)) > 0:
+            self._decline(event, Refusal.NO_LEASE, AT_WORK, quiet_in_ms)
         else:
             state.leases[event.id] = Lease(event.id, event.peer, event.model, now)
             state.wakes.append(now + LEASE_MS)
@@ -84,6 +84,13 @@ class Leases:
 
     def _decline(self, event: LeaseAsked, code: Refusal, text: str, retry_ms: int | None = None) -> None:
         self._state.out.append(Decline(event.command, code, text, retry_ms))
+
+    def _quiet_in_ms(self, now: int) -> int:
+        """How long a person counts as at work here, if none comes: also where no lease was held that she could
+        revoke."""
+        state = self._state
+        person_at = now if self._is_person_at_work() else state.person_at
+        return max(0, person_at + QUIET_MS - now)
 
     def renewed(self, event: LeaseRenewed, now: int) -> None:
         """The peer lives."""
