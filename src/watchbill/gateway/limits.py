@@ -60,6 +60,8 @@ CLOSED_S_MAX = 86_400
 #: times, after pauses that double from the first one.
 UNHEARD_TIMES_MAX = 6
 UNHEARD_PAUSE_MS = 200
+#: A stream of a peer begins within 10 s, and says every 12 s that its request waits: one that is silent is away.
+PEER_FIRST_SIGN_MS = 60_000
 #: One that shuts down is asked again after this, until it is gone: its own bound for running answers is 30 s.
 CLOSING_PAUSE_MS = 500
 #: Background work that must yield continues to the end of its sentence, at most this many tokens further.

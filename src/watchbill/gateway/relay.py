@@ -13,7 +13,7 @@ grant. An answer that breaks off after its first byte ends with an error event, 
 import asyncio
 from collections.abc import Awaitable, Callable, Generator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from watchbill.catalog import Tier
@@ -21,7 +21,15 @@ from watchbill.core.messages import CutKind
 from watchbill.engines.limits import ERROR_BYTES_MAX, UPSTREAM_ANSWER_BYTES_MAX
 from watchbill.engines.sse import ENDED_EARLY, WholeEvents, is_sign_of_life
 from watchbill.engines.statuses import Said, said_by
-from watchbill.engines.upstream import Call, FailureKind, Outgoing, Upstream, UpstreamFailed, is_timeout
+from watchbill.engines.upstream import (
+    Call,
+    Deadlines,
+    FailureKind,
+    Outgoing,
+    Upstream,
+    UpstreamFailed,
+    is_timeout,
+)
 from watchbill.errors import (
     Cancelled,
     EngineFailed,
@@ -41,6 +49,7 @@ from watchbill.gateway.limits import (
     CLOSING_PAUSE_MS,
     HEADERS_HELD_MS,
     KEEP_ALIVE_COMMENT_MS,
+    PEER_FIRST_SIGN_MS,
     RESUME_WAIT_MS,
     UNHEARD_PAUSE_MS,
     UNHEARD_TIMES_MAX,
@@ -64,7 +73,7 @@ _CONTINUED = frozenset({Tier.PEER, Tier.BURST})
 _CHARGED = frozenset({Tier.BURST, Tier.EXTERNAL})
 #: Every server has this address: where it answers 404, it lacks the model.
 _CHAT_PATH = "/v1/chat/completions"
-_TOO_MANY = 429
+_UNKNOWN_KEY, _TOO_MANY = 401, 429
 _EVENT_END = b"\n\n"
 #: How the sign of life of a request begins that waits.
 _WAITS = b": queued"
@@ -124,7 +133,8 @@ class Relay(AbstractContextManager["Relay", None]):
     _start: Start | None = None
     _failed_attempt: int | None = None
     _ends_there: bool = False  # the other machine shuts down: it has failed no request, and is gone soon
-    _unheard: int = 0  # times in a row that another machine hung up without a byte
+    _unheard: int = 0  # times in a row that another machine hung up without a byte, or a peer without a word
+    _was_unknown: bool = False  # a peer that had given a lease did not know the key
     _charge: Charge | None = None  # of this turn, where it costs money
     _held: WholeEvents | None = None  # of an external tier's stream, until its first event is whole
     _reserving: "asyncio.Task[None] | None" = None
@@ -305,7 +315,9 @@ class Relay(AbstractContextManager["Relay", None]):
             if start is None or resume is None:
                 raise
             if self.ticket.cut is not CutKind.BOUNDARY or not resume.can_go_on:
-                if not self._is_repeatable(error) or not self._advances():
+                self._count_break(error)
+                is_again = resume.can_begin and isinstance(error, UpstreamFailed) and self._is_away(error)
+                if not self._is_repeatable(error) or not (self._advances() or is_again):
                     raise
                 self._failed_attempt = start.attempt
             let_go(error)
@@ -480,6 +492,10 @@ class Relay(AbstractContextManager["Relay", None]):
         """Whether an answer that is none has the request asked again: otherwise, or at another site."""
         if status == NoLease.status:
             self._check_lease()
+        if status == _UNKNOWN_KEY and self._is_at_peer and not self._was_unknown:
+            # Keys were changed there, and perhaps here, since the lease was given: the next lease tells.
+            self._was_unknown = True
+            raise UpstreamFailed(FailureKind.CONNECT, "the peer does not know the key any more")
         if call.is_closing and self._is_far:
             self._ends_there = True
             raise UpstreamFailed(FailureKind.CONNECT, "that machine shuts down")
@@ -616,9 +632,18 @@ class Relay(AbstractContextManager["Relay", None]):
             ticket.prompt_bytes = len(outgoing.body)
             if outgoing.rest:
                 ticket.prompt_bytes += sum(map(len, outgoing.rest))
-        call = self._call = self.upstream.call(outgoing, streamed=self.streamed)
+        call = self._call = self.upstream.call(
+            outgoing, streamed=self.streamed, deadlines=self._deadlines(start)
+        )
         ticket.on_cut = self._on_cut
         return call
+
+    def _deadlines(self, start: Start) -> Deadlines:
+        """How long that engine may be silent. A peer has a stream begin while its request waits there, and says so."""
+        usual = self.upstream.deadlines
+        if start.tier is not Tier.PEER or not self.streamed:
+            return usual
+        return replace(usual, first_byte_ms=min(usual.first_byte_ms, PEER_FIRST_SIGN_MS))
 
     def _take(self, call: Call) -> bytes | None:
         """What has come of the answer, as a call where it must be one."""
@@ -642,7 +667,7 @@ class Relay(AbstractContextManager["Relay", None]):
         if resume is None or not self.is_stream:
             return call.take()
         piece: bytes | None = b""
-        while not resume.broken_by and (piece := call.take()):
+        while not resume.broken_by and (piece := self._received(call, resume)):
             heard = resume.hear(piece)
             if resume.is_far:
                 self.ticket.rests(_WAITS in piece and _last_line(piece).startswith(_WAITS))
@@ -654,6 +679,16 @@ class Relay(AbstractContextManager["Relay", None]):
                 self._check_lease()
             raise UpstreamFailed(FailureKind.TRUNCATED, resume.broken_by, received=True)
         return None if piece is None else resume.rest()
+
+    @staticmethod
+    def _received(call: Call, resume: Resumption) -> bytes | None:
+        """What has come of the answer. One that was said to be over ends where the connection breaks."""
+        try:
+            return call.take()
+        except UpstreamFailed as error:
+            if error.kind not in _REPEATABLE or not resume.is_over_there:
+                raise
+            return resume.end()
 
     def _on_cut(self) -> None:
         if self.ticket.cut is CutKind.BOUNDARY:
@@ -694,17 +729,38 @@ class Relay(AbstractContextManager["Relay", None]):
         # An engine that was gone before it was asked has failed no request: the turn goes back.
         was_unused = cut is CutKind.ENGINE_FAILED and self._call is None
         if cut not in (CutKind.REQUEUE, CutKind.BOUNDARY) and not was_unused:
-            self._unheard = (
-                self._unheard + 1 if error.kind is FailureKind.CLOSED and not error.received else 0
-            )
+            self._count_break(error)
             is_second = self._failed_attempt is not None and not self._advances() and not self._is_away(error)
-            if is_second or not self._is_repeatable(error):
+            is_silent = self._is_at_peer and error.kind is FailureKind.TIMEOUT
+            is_repeatable = self._is_repeatable(error)
+            if is_repeatable and (is_silent or (is_second and self._is_at_peer)) and self._leaves_peer():
+                return
+            if is_second or not is_repeatable:
                 raise self._reason(error) from None
             self._failed_attempt = self._start.attempt
         elif self.ticket.is_orphaned and self._call is not None:
             # The scheduler heard of the engine's death first: that counts as a failed attempt, too.
             self._failed_attempt = self._start.attempt
         self._return_turn()
+
+    def _count_break(self, error: EngineFailed) -> None:
+        """Counts how often in a row another machine hung up without a byte, or the connection to a peer broke without a
+        further word."""
+        is_break = (
+            isinstance(error, UpstreamFailed)
+            and error.kind in (FailureKind.CLOSED, FailureKind.TRUNCATED)
+            and (self._is_at_peer or (error.kind is FailureKind.CLOSED and not error.received))
+        )
+        self._unheard = self._unheard + 1 if is_break and not self._advances() else 0
+
+    def _leaves_peer(self) -> bool:
+        """Whether a request goes to another site: the connection to its peer is dead, or breaks each time."""
+        assert self._start is not None
+        if not self.ticket.can_leave_site:
+            return False
+        self._unheard = 0
+        self._return_turn(self._start.site or "", is_fault=True)
+        return True
 
     def _leaves_dead_site(self, start: Start, error: UpstreamFailed, *, is_away: bool) -> bool:
         """Whether a request goes to another site: the server of its external tier cannot be reached, or broke off. The
@@ -757,7 +813,14 @@ class Relay(AbstractContextManager["Relay", None]):
 
     def _reason(self, error: UpstreamFailed) -> TheirsError:
         how = self.ticket.cut
-        return error if how is None or how not in _CUTS else _CUTS[how]()
+        if how is not None and how in _CUTS:
+            return _CUTS[how]()
+        if self._unheard < UNHEARD_TIMES_MAX or self._start is None:
+            return error
+        place = "peer" if self._is_at_peer else "burst tier"
+        text = f"the connection to the {place} {self._start.site} broke {self._unheard} times in a row"
+        told = f"{text}, without a word of the answer: {error}"
+        return UpstreamFailed(error.kind, told, received=error.received)
 
     def _place(self) -> str:
         if self._start is not None:

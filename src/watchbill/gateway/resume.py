@@ -76,7 +76,7 @@ class Resumption:
         self.has_lost_lease = False  # it says that this is no failure: it is asked again under another lease
         self._reader = EventReader()
         self._events = WholeEvents()
-        self._finished = False
+        self._finished = self._is_ended = False
         self._tokens_max: int | None = None  # at which to stop wherever it is; None: without such a limit
 
     # ------------------------------------------------------------------ what the engine is asked
@@ -179,6 +179,19 @@ class Resumption:
         """What is left at the end of the stream: an event without its blank line."""
         return self._events.rest()
 
+    @property
+    def is_over_there(self) -> bool:
+        """Whether another machine has said how the answer ended: what is still to come is only a count."""
+        return self.is_far and self.is_possible and self._finished
+
+    def end(self) -> bytes:
+        """The last event of an answer whose stream broke behind its end; then nothing."""
+        if self._is_ended:
+            return b""
+        self._is_ended = True
+        self._reader, self._events = EventReader(), WholeEvents()
+        return b"data: " + DONE + b"\n\n"
+
     def _read(self, payload: bytes) -> Fields | None:
         """Counts an event in. None for one that is no object."""
         if payload == DONE:
@@ -261,6 +274,11 @@ class Resumption:
     def can_go_on(self) -> bool:
         """Whether the answer could be continued from here."""
         return self.is_possible and bool(self._parts) and not self._finished
+
+    @property
+    def can_begin(self) -> bool:
+        """Whether the answer could be continued from here, or has no word yet and could begin."""
+        return self.is_possible and not self._finished
 
     @property
     def has_advanced(self) -> bool:
