@@ -312,6 +312,7 @@ class ApiKey:
     capture: str | None = None  # the spool that finished requests go into
     bodies_max: Bytes | None = None  # bytes of all its bodies that are inside
     peer: PeerRules | None = None  # it is another machine's
+    old_key: str = field(default="", repr=False)  # as good as `key`, while that is being changed
 
     @property
     def is_bounded(self) -> bool:

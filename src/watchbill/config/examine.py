@@ -18,6 +18,7 @@ from watchbill.config.server import variable_of
 from watchbill.config.sets import Member, Place, misfit
 from watchbill.config.tiers import engine_name
 from watchbill.errors import Problem
+from watchbill.toml import KeyPath
 from watchbill.units import Bytes, format_bytes, spell_bytes
 
 __all__ = ["Finding", "MachineFacts", "ModelFacts", "examine"]
@@ -170,22 +171,28 @@ def _notes(loaded: Loaded, facts: MachineFacts) -> Iterator[Problem]:
         yield loaded.problem(("nats", "servers"), complaint, hint)
     yield from _lonely_groups(loaded, catalog)
     yield from _without_effect(loaded)
-    for key in catalog.server.keys:
-        is_peer = key.peer is not None
-        path = ("peers", key.name, "their_key") if is_peer else ("server", "keys", key.name, "key")
-        if len(key.key) < _KEY_CHARS_MIN:
+    for path, said, secret in _keys_shown_here(loaded, catalog):
+        if len(secret) < _KEY_CHARS_MIN:
             yield loaded.problem(
                 path, "is short enough to be guessed", f"use {_KEY_CHARS_MIN} characters or more"
             )
-        said = (
-            loaded.document.peers[key.name].their_key
-            if is_peer
-            else loaded.document.server.keys[key.name].key
-        )
-        if facts.is_config_public and variable_of(said or "") is None:
+        if facts.is_config_public and variable_of(said) is None:
             yield loaded.problem(
                 path, "can be read by other users of this machine", "chmod 600, or use env:NAME"
             )
+
+
+def _keys_shown_here(loaded: Loaded, catalog: Catalog) -> Iterator[tuple[KeyPath, str, str]]:
+    """Where each key stands that a caller may show, what the file says there, and the key itself."""
+    document = loaded.document
+    for key in catalog.server.keys:
+        if key.peer is None:
+            yield ("server", "keys", key.name, "key"), document.server.keys[key.name].key, key.key
+            continue
+        table = document.peers[key.name]
+        yield ("peers", key.name, "their_key"), table.their_key or "", key.key
+        if key.old_key:
+            yield ("peers", key.name, "their_old_key"), table.their_old_key or "", key.old_key
 
 
 def _table_of(loaded: Loaded, engine: str) -> tuple[str, str]:

@@ -47,6 +47,11 @@ class PeerTable(Table):
         description='The key that it shows here, or "env:NAME"; without it nothing is served to it.',
         examples=["env:RIG_SHOWS"],
     )
+    their_old_key: KeyText | None = Field(
+        default=None,
+        description="A second key that it may show here, while the first one is being changed.",
+        examples=["env:RIG_SHOWED"],
+    )
     models: Offered = Field(
         default={},
         description="The models that it serves for this machine: a list, or a table from the name here to that there.",
@@ -85,10 +90,14 @@ def check_peers(
         if name == LOCAL_SITE or name in tiers:
             what = "local is this machine" if name == LOCAL_SITE else "is the name of a tier, too"
             yield ("peers", name), what, "choose another name"
-        secret = "" if table.their_key is None else secret_of(table.their_key, draft.environment)
-        if secret and owners.setdefault(secret, name) != name:
-            text = f"is the same key as {owners[secret]}'s"
-            yield ("peers", name, "their_key"), text, "give each a key of its own"
+        for place, key in (("their_key", table.their_key), ("their_old_key", table.their_old_key)):
+            secret = "" if key is None else secret_of(key, draft.environment)
+            if secret and owners.setdefault(secret, name) != name:
+                yield (
+                    ("peers", name, place),
+                    f"is the same key as {owners[secret]}'s",
+                    "give each a key of its own",
+                )
 
 
 def _check_peer(
@@ -102,9 +111,11 @@ def _check_peer(
             yield (*path, key), "is missing; this machine asks there", f"add {key} = ..."
         elif table.url is None and key in said and draft.is_sound("peers", name):
             yield (*path, key), "means nothing without url", 'add url = "http://10.0.0.8:8470", or remove it'
+    if table.their_old_key is not None and table.their_key is None and draft.is_sound("peers", name):
+        yield (*path, "their_old_key"), "means nothing without their_key", "name it their_key, or remove it"
     yield from check_offered(path, name, table.models, models)
     yield from check_address((*path, "url"), table.url)
-    for place, key in (("key", table.key), ("their_key", table.their_key)):
+    for place, key in zip(("key", "their_key", "their_old_key"), _keys_of(table), strict=True):
         if key is not None:
             yield from check_secret((*path, place), key, draft.environment)
     for index, model in enumerate(table.lends or ()):
@@ -117,8 +128,12 @@ def _check_peer(
 
 def peer_variables_of(peers: Mapping[str, PeerTable]) -> set[str]:
     """The environment variables that hold keys: no engine gets them."""
-    keys = [key for table in peers.values() for key in (table.key, table.their_key) if key is not None]
+    keys = [key for table in peers.values() for key in _keys_of(table) if key is not None]
     return {name for key in keys if (name := variable_of(key))}
+
+
+def _keys_of(table: PeerTable) -> tuple[str | None, str | None, str | None]:
+    return table.key, table.their_key, table.their_old_key
 
 
 def build_peer_keys(
@@ -132,6 +147,7 @@ def build_peer_keys(
             lane=_lane_name(name),
             max_priority=3,
             peer=catalog.PeerRules(name, table.lends),
+            old_key=secret_of(table.their_old_key or "", environment),
         )
         for name, table in peers.items()
         if table.their_key is not None

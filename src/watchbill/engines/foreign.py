@@ -37,7 +37,16 @@ from watchbill.engines.readiness import Progress
 from watchbill.errors import EngineFailed
 from watchbill.files.atomic import open_regular, replace_file
 
-__all__ = ["ForeignEngine", "ForeignHold", "ForeignHost", "Gone", "HeldRecord", "RunFile", "SucceedingHost"]
+__all__ = [
+    "ForeignEngine",
+    "ForeignHold",
+    "ForeignHost",
+    "Gone",
+    "HeldRecord",
+    "KeyedHost",
+    "RunFile",
+    "SucceedingHost",
+]
 
 T = TypeVar("T")
 
@@ -119,6 +128,15 @@ class SucceedingHost(Protocol):
         ...
 
 
+@runtime_checkable
+class KeyedHost(Protocol):
+    """A host at which another key may be shown while its models are warm has this method, too."""
+
+    def show_key(self, key: str) -> None:
+        """Shows another key from the next question on."""
+        ...
+
+
 class ForeignEngine(Lifecycle[ForeignHold]):
     """The engine protocol for anything that runs elsewhere."""
 
@@ -155,6 +173,16 @@ class ForeignEngine(Lifecycle[ForeignHold]):
         """Takes the place of the engine of a former config, whose models may still run."""
         if isinstance(former, ForeignEngine) and isinstance(self._host, SucceedingHost):
             self._host.succeed(former._host)
+
+    @property
+    def shows_keys(self) -> bool:
+        """Whether its key may be changed while its models are warm."""
+        return isinstance(self._host, KeyedHost)
+
+    def show_key(self, key: str) -> None:
+        """Shows another key from the next question on."""
+        assert isinstance(self._host, KeyedHost)
+        self._host.show_key(key)
 
     # ------------------------------------------------------------------ up and down
 

@@ -71,6 +71,10 @@ class PeerHost:
         self._upstream = Upstream()
         self._leases: dict[ForeignHold, _Held] = {}
 
+    def show_key(self, key: str) -> None:
+        """Its leases go on: the peer knows this machine by either key."""
+        self._endpoint = replace(self._endpoint, key=key)
+
     @property
     def state(self) -> HostState:
         """Nothing is known of a peer but its leases."""

@@ -51,7 +51,12 @@ class Guard:
 
     def __init__(self, server: Server) -> None:
         self._asks_for_keys = server.asks_for_keys
-        self._keys = [(hashlib.sha256(key.key.encode()).digest(), key) for key in server.keys]
+        self._keys = [
+            (hashlib.sha256(secret.encode()).digest(), key)
+            for key in server.keys
+            for secret in (key.key, key.old_key)
+            if secret
+        ]
         named = {
             origin.lower() if origin.endswith("//") else origin.lower().rstrip("/")
             for origin in server.origins

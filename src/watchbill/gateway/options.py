@@ -14,7 +14,7 @@ import msgspec
 
 from watchbill.catalog import LOCAL_SITE, ApiKey, Catalog, Reach
 from watchbill.config.limits import CONTEXT_TOKENS_MAX
-from watchbill.errors import ModelNotFound, RequestError, UnitError
+from watchbill.errors import ModelNotFound, NoLease, RequestError, UnitError
 from watchbill.gateway.http.messages import MAIN_DOOR, Door
 from watchbill.gateway.limits import (
     CHOICES_MAX,
@@ -209,6 +209,8 @@ class CallerOptions:
         if key is not None and key.peer is not None:
             wait_ms = None if deadline is None else self._number(deadline, 0, DURATION_MS_MAX)
             return self._leased(model, key, lease, wait_ms, catalog, is_elsewhere=elsewhere == "1")
+        if lease is not None:
+            raise NoLease("no machine of [peers] shows this key; only those have leases")
         priority = of_body if priority is None else priority
         lanes = (lane, lane_of_path, lane_of_alias, door.lane)
         lane = self._lane(lanes, catalog, key)

@@ -44,6 +44,7 @@ from watchbill.engines.base import (
     Watched,
 )
 from watchbill.engines.burst import left_behind
+from watchbill.engines.foreign import ForeignEngine
 from watchbill.engines.readiness import ask_again, can_be_asked, is_there
 from watchbill.errors import ConfigError, EngineFailed
 from watchbill.files.disk import DISK_FAULTS
@@ -95,9 +96,12 @@ class Engines:
         """
         names = sorted({model.engine for model in catalog.models.values()})
         changed = [name for name in names if self._rules.get(name) != catalog.engines[name]]
-        made = {name: self._make_one(catalog.engines[name]) for name in changed}
+        rekeyed = [name for name in changed if self._only_key_differs(catalog.engines[name])]
+        made = {name: self._make_one(catalog.engines[name]) for name in changed if name not in rekeyed}
         routes = _routes(catalog, {**self._engines, **made})
         replaced = [name for name in made if name in self._engines]
+        for name in rekeyed:
+            self._show_key(catalog.engines[name])
         for name in replaced:
             if isinstance(engine := made[name], Successor):
                 engine.succeed(self._engines[name])
@@ -112,6 +116,23 @@ class Engines:
             self.warm.pop(name, None)
         self._routed = set(routes)
         self.warm.update(routes)
+
+    def _only_key_differs(self, rules: EngineRules) -> bool:
+        """Whether an engine goes on under another key."""
+        before, engine = self._rules.get(rules.name), self._engines.get(rules.name)
+        shows = isinstance(engine, ForeignEngine) and engine.shows_keys
+        return shows and before is not None and replace(before, key=rules.key) == rules
+
+    def _show_key(self, rules: EngineRules) -> None:
+        """Has an engine show another key from its next request on, also for what is warm."""
+        engine = self._engines[rules.name]
+        assert isinstance(engine, ForeignEngine)
+        engine.show_key(rules.key)
+        self._rules[rules.name] = rules
+        for name, warm in self.warm.items():
+            if self._hosts.get(name) is engine:
+                told = replace(warm, endpoint=replace(warm.endpoint, key=rules.key))
+                self.warm[name] = self._up[name] = told
 
     def take_back(self, root: Path) -> None:
         """Has the machines stopped that a former daemon left running, and that no tier of the config means any more."""
