@@ -1,6 +1,7 @@
 """Families: a smaller model serves where the asked one cannot, also for requests that already wait."""
 
 from dataclasses import replace
+from typing import Any
 
 import msgspec
 import pytest
@@ -146,6 +147,29 @@ def test_requests_that_wait_when_a_card_is_lent_go_to_the_model_on_another_card(
     assert (running.served_by, running.outcome) == ("big" if begun else "small", "answered")
     assert world.replies[-1].ok
     assert not world.judge.broken
+
+
+HOT = m.Constraint(m.Trouble.HEAT, 91.0, 85.0)
+
+
+@pytest.mark.parametrize("reading", [{"age_ms": 31_000}, {"constrained": HOT}], ids=["unread", "hot"])
+def test_while_a_card_takes_no_model_the_one_on_another_card_serves(reading: dict[str, Any]) -> None:
+    """RES-13, RES-27: while a card could not be read, callers waited to the end of their patience for a model on it,
+    beside a smaller one that was warm; and who has no other one is told what is in the way."""
+    world = two_cards()
+    world.run(1_000)
+    seen = {
+        "gpu:0": m.DeviceReading(24 * GB, 24 * GB, **reading),
+        "gpu:1": m.DeviceReading(24 * GB, 24 * GB),
+    }
+    world.feed(m.Observed(int(world.now), seen, {}))
+    assert world.arrive("big", 500, lane="chat").served_by == "small"
+    alone = world.arrive("big", 500, lane="chat", exact=True, deadline_ms=100)
+    actions = world.core.step(m.Tick(), int(world.now) + 100)
+    texts = [action.message for action in actions if isinstance(action, m.Refuse)]
+    assert len(texts) == 1 and alone.served_by == "big"
+    why = "cannot be read" if "age_ms" in reading else "takes no new model: 91 C, and its limit is 85 C"
+    assert f", the deadline of its caller: gpu:0 {why}" in texts[0]
 
 
 def test_a_model_that_opted_out_waits_for_its_card() -> None:

@@ -18,7 +18,7 @@ from enum import Enum
 from msgspec.structs import replace
 
 from watchbill.catalog import LATEST_WINS, Lane, WorkClass
-from watchbill.core.absence import pins_before, pins_text
+from watchbill.core.absence import Why, describe, obstacle_of, pins_before, pins_text
 from watchbill.core.candidate import HeldTurn
 from watchbill.core.companions import Candidate, CompanionSet, total_needs
 from watchbill.core.crowd import SharedForecasts
@@ -44,6 +44,8 @@ RETRY_AFTER_MAX_MS = 3_600_000
 #: A request is refused at its arrival when its forecast is this many times its patience. A forecast is in the middle of
 #: what happens: of those that were refused for a few seconds on a busy machine, most would have been served in time.
 REFUSED_BEYOND = 1.1
+#: Reasons for the end of a wait that are told to its caller: no other request has to do with them.
+_BEYOND_US = (Why.UNWELL, Why.UNREADABLE, Why.SILENT)
 #: Keys of latest-wins lanes are forgotten beyond this many, unless their request still waits or runs.
 LATEST_KEYS_MAX = 4_096
 #: Retry-After of a request that meets a full lane or a closing daemon.
@@ -512,6 +514,7 @@ class Admission:
             code, text = Refusal.ENGINE_FAILED, _out_of_time(model.name, request)
         why += ": its memory is lent for maintenance" if code == Refusal.MAINTENANCE else ""
         why += self._lent_text(model) if code == Refusal.WAIT_EXCEEDED else ""
+        why += self._obstacle_text(model, now) if code == Refusal.WAIT_EXCEEDED else ""
         why += self._rest_text(request, now)
         retry_ms = model.load.ms
         if isinstance(model, ModelState) and model.stage is Stage.LOADING:
@@ -527,6 +530,13 @@ class Admission:
     def _lent_text(self, model: Candidate) -> str:
         book = self._state.lent_out(model) if model.stage in AWAY else None
         return "" if book is None else f": {format_bytes(book.lent)} of {book.device.name} is lent"
+
+    def _obstacle_text(self, model: Candidate, now: int) -> str:
+        """What no other request can change: a card in bad health, or a program that does not answer."""
+        away = [s for s in model.members if s.stage in AWAY]
+        obstacles = (obstacle_of(self._state, s, now) for s in away)
+        told = (describe(o) for o in obstacles if o is not None and o.why in _BEYOND_US)
+        return next((f": {text}" for text in told), "")
 
     def _bound(self, request: Request, due: int | None = None) -> str:
         """The bound that the request waited up to, until `due` if it had begun to wait, in words."""

@@ -159,8 +159,8 @@ class Ledger:
         return all(book.may_load and not book.in_maintenance for book in self.books_of(needs))
 
     def is_constrained(self, needs: Needs) -> bool:
-        """Whether one of these devices is in bad health."""
-        return any(book.reading and book.reading.constrained for book in self.books_of(needs))
+        """Whether one of these devices is in bad health, or cannot be read any more."""
+        return any(book.reading is not None and not book.may_load for book in self.books_of(needs))
 
     def in_maintenance(self, needs: Needs) -> bool:
         """Whether one of these devices is lent to the operator."""
