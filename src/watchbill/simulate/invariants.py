@@ -200,7 +200,7 @@ class Judge:
 
     def _judge_load(self, name: str) -> None:
         world, engine = self._world, self._world.engines[name]
-        world.hosts.asking(name, "a load")
+        world.hosts.loading(name)
         # The action comes just before its note: the engine already holds its memory.
         self._judge_groups()
         if world.declared[name].shared:

@@ -504,7 +504,8 @@ class World:
         late = self.happens(faults.memory_late)
         taken = self.random.uniform(2_000, 15_000) if late else self.random.uniform(*engine.model.stop_ms)
         lost = self.happens(faults.answer_lost)
-        self._report(engine, self.now + taken, lambda: self.stopped(engine, action.attempt, lost))
+        name = engine.model.name
+        self.hosts.stopped(name, self.now + taken, lambda: self.stopped(engine, action.attempt, lost))
 
     def stopped(self, engine: SimEngine, attempt: int, lost: bool) -> None:
         """Ends a process; the report of it may be lost."""
