@@ -391,21 +391,28 @@ def test_what_is_wrong_with_a_connection_is_said(server: Broker, monkeypatch: py
         JetSpool("jobs", server.reach).enqueue(event(1))
 
 
-def test_tls_and_a_password(tmp_path: Path) -> None:
-    """The certificate of the server is checked, and a client without the authority is refused."""
+def test_tls_and_a_password(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The certificate of the server is checked, and a client without the authority is refused. No end of a connection
+    is a line on standard error: each command had one."""
     pem = write_certificate(tmp_path / "server.pem")
     made = Broker(tmp_path / "broker")
     text = made.config.read_text().replace(
         f'authorization {{ token: "{TOKEN}" }}',
-        f'authorization {{ user: me, password: "secret" }}\ntls {{ cert_file: "{pem}", key_file: "{pem}" }}',
+        f'authorization {{ user: me, password: "a secret, ü" }}\ntls {{ cert_file: "{pem}", key_file: "{pem}" }}',
     )
     made.config.write_text(text)
     try:
         made.start()
-        reach = Reach((f"tls://localhost:{made.port}",), user="me", password="secret", ca=str(pem), wait_s=5)
+        reach = Reach(
+            (f"tls://localhost:{made.port}",), user="me", password="a secret, ü", ca=str(pem), wait_s=5
+        )
         with JetSpool("jobs", reach) as spool:
             spool.enqueue(event(1))
             assert spool.lease() is not None
+            made.kill()
+            made.start()
+            spool.enqueue(event(3))
+        assert "eof_received" not in caplog.text
         with pytest.raises(SpoolBroken, match=r"(?i)certificate"):
             JetSpool("jobs", replace(reach, ca="", wait_s=1)).enqueue(event(2))
     finally:

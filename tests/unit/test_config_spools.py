@@ -169,6 +169,8 @@ def test_a_spool_on_nats_knows_its_servers_and_its_secret() -> None:
         ("nats://a:4222", "tls://b"), "me", "sesame", ca="/srv/watchbill/ca.pem", certificate="/me.pem",
         key="/srv/watchbill/me.key", replicas=3, timeout_ms=Millis(5_000), variables=frozenset({"SECRET"}),
     )  # fmt: skip
+    words = read_text(text, base=BASE, origin="w.toml", environment={"SECRET": "open sesame, bitte schön"})
+    assert words.catalog.spools["x"].nats.password == "open sesame, bitte schön", "it travels in no header"
     assert "SECRET" in loaded.catalog.server.key_variables
     assert "sesame" not in repr(found) and "sesame" not in "\n".join(show(loaded))
     assert catalog.stream_of("a.b") == "watchbill_a_b"

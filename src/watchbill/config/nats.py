@@ -12,7 +12,7 @@ from pydantic import AfterValidator, Field
 
 from watchbill import catalog, names
 from watchbill.config.checks import Draft, Wrong
-from watchbill.config.server import KeyText, check_secret, secret_of, variable_of
+from watchbill.config.server import PasswordText, check_secret, secret_of, variable_of
 from watchbill.config.values import Duration, Line, Table, refused
 from watchbill.errors import NameRefused
 from watchbill.units import Millis
@@ -44,11 +44,11 @@ class NatsTable(Table):
         "`watchbill up --with-nats` runs in the same root.",
         examples=[["nats://10.0.0.5:4222"]],
     )
-    token: KeyText | None = Field(
+    token: PasswordText | None = Field(
         default=None, description='A token, or "env:NAME".', examples=["env:NATS_TOKEN"]
     )
     user: Line | None = Field(default=None, description="A user.", examples=["watchbill"])
-    password: KeyText | None = Field(
+    password: PasswordText | None = Field(
         default=None, description='The password of `user`, or "env:NAME".', examples=["env:NATS_PASSWORD"]
     )
     credentials: Line | None = Field(
@@ -81,7 +81,7 @@ def check_nats(table: NatsTable, draft: Draft, *, is_used: bool) -> Iterator[Wro
     for name in ("token", "password"):
         secret = getattr(table, name)
         if secret is not None and is_used:
-            yield from check_secret(("nats", name), secret, draft.environment)
+            yield from check_secret(("nats", name), secret, draft.environment, in_header=False)
     for name in ("credentials", "ca", "certificate", "key"):
         try:
             if (text := getattr(table, name)) is not None:

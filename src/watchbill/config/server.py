@@ -22,8 +22,8 @@ from watchbill.toml import KeyPath
 from watchbill.units import Bytes
 
 __all__ = [
-    "KeyTable", "KeyText", "ServerTable", "build_server", "check_secret", "check_server", "refuse_open_bind",
-    "secret_of", "variable_of",
+    "KeyTable", "KeyText", "PasswordText", "ServerTable", "build_server", "check_secret", "check_server",
+    "refuse_open_bind", "secret_of", "variable_of",
 ]  # fmt: skip
 
 # ------------------------------------------------------------------ the tables
@@ -69,9 +69,21 @@ def _mask_key(key: object) -> object:
     return key if str(key).startswith(_ENV) else HIDDEN
 
 
+def _check_password_text(text: str) -> str:
+    if text.startswith(_ENV) and not ENV_NAME.fullmatch(text.removeprefix(_ENV)):
+        raise refused(
+            f"{quoted(text)} names no environment variable", 'write for example "env:NATS_PASSWORD"'
+        )
+    if not text.isprintable():
+        raise refused("cannot be a password", 'use printable characters, or "env:NAME" to read it from $NAME')
+    return text
+
+
 Hostname = Annotated[str, AfterValidator(_check_host)]
 Origin = Annotated[str, AfterValidator(_check_origin)]
 KeyText = Annotated[str, AfterValidator(_check_key_text), Masked(_mask_key)]
+#: A secret that is shown in no header: blanks and letters of any language belong to it.
+PasswordText = Annotated[str, AfterValidator(_check_password_text), Masked(_mask_key)]
 
 
 def variable_of(key: str) -> str | None:
@@ -193,13 +205,15 @@ def check_server(server: ServerTable, draft: Draft) -> Iterator[Wrong]:
             yield path, f"is the same key as {owners[secret]}'s", "give each caller a key of their own"
 
 
-def check_secret(path: KeyPath, key: str, environment: Mapping[str, str]) -> Iterator[Wrong]:
+def check_secret(
+    path: KeyPath, key: str, environment: Mapping[str, str], *, in_header: bool = True
+) -> Iterator[Wrong]:
     """A key whose variable is not set, or that cannot travel in a header."""
     variable, secret = variable_of(key), secret_of(key, environment)
     if not secret:
         text = f"the environment variable {quoted(variable)} is not set"
         yield path, text, f"export {variable}=... before starting"
-    elif not secret.isascii() or not secret.isprintable() or " " in secret:
+    elif in_header and (not secret.isascii() or not secret.isprintable() or " " in secret):
         yield path, "the key cannot travel in a header", "use printable ASCII without spaces"
 
 

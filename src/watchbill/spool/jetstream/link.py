@@ -8,6 +8,7 @@ until the bound; its sender makes sure that a second copy does no harm. The conn
 import asyncio
 import contextlib
 import json
+import logging
 import ssl
 import threading
 from collections.abc import Awaitable, Callable, Mapping
@@ -315,6 +316,8 @@ class Link:
     async def _connect(self) -> "Client":
         """Connect, server after server, until one answers; the caller's bound ends it."""
         options = self._options()
+        if "tls" in options:
+            logging.getLogger("asyncio").addFilter(_is_of_use)  # one filter, however often it is added
         make = _client_kind(is_encrypted="tls" in options)
         while True:
             client: Client = make()
@@ -408,6 +411,11 @@ def _tls(reach: Reach) -> ssl.SSLContext | None:
     except (OSError, ssl.SSLError) as error:
         raise ConfigError(f"[nats] the files of TLS cannot be used: {error}") from error
     return context
+
+
+def _is_of_use(record: logging.LogRecord) -> bool:
+    """asyncio's own streams answer the end of a TLS connection in a way that it warns of, on standard error."""
+    return "eof_received" not in str(record.msg)
 
 
 def _client_kind(*, is_encrypted: bool) -> "type[Client]":
