@@ -176,6 +176,20 @@ class TestSystemd(ForeignContract):
         assert list((world.root / "reactor" / "intents").iterdir()) == []
         assert world.host.calls() == []
 
+    async def test_the_last_unit_that_no_reactor_stopped_ends_the_silence_when_it_is_stopped(
+        self, foreign: Foreign, world: UnitWorld
+    ) -> None:
+        """RES-22: with nothing else in memory nobody looked any more, and nothing was ever loaded again."""
+        await within(10, foreign.engine.load(world.model("one"), 1))
+        await world.vanish()
+        with pytest.raises(EngineFailed, match="no reactor answered"):
+            await within(10, foreign.engine.stop("one"))
+        assert (foreign.states[-1].silence is None, foreign.states[-1].serves) == (False, True)
+        async with reacting(world.root, world.host, "watchbill-*.service"):
+            world.limits.setattr(limits, "REACTOR_ANSWER_MS", 3_000)
+            await within(10, foreign.engine.stop("one"))
+            await eventually(lambda: foreign.states[-1].silence is None)
+
 
 # ------------------------------------------------------------------ its config
 

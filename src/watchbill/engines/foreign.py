@@ -208,6 +208,8 @@ class ForeignEngine(Lifecycle[ForeignHold]):
         except EngineFailed:
             self._look_soon()
             raise
+        if self._told.silence is not None:
+            self._look_soon()  # it may have been the last one to look after
 
     def _load_failed(self) -> None:
         self._look_soon()
