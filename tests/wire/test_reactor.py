@@ -324,6 +324,14 @@ async def test_a_disk_that_is_full_does_not_end_the_reactor(
     assert driver.answer("a2")["ok"]
 
 
+def test_a_reactor_before_the_first_daemon_is_told_what_makes_its_folder(tmp_path: Path) -> None:
+    """RES-22: on a new root it said only that there is no such folder, and asked whether the root is right."""
+    with pytest.raises(
+        ConfigError, match="does not exist: the first start of `watchbill up` on this root makes it"
+    ):
+        Reactor(tmp_path, [ALLOWED], Systemctl())
+
+
 async def test_one_reactor_serves_a_root(driver: Driver) -> None:
     with pytest.raises(ConfigError, match="another reactor serves"):
         Reactor(driver.root, [ALLOWED], Systemctl())
