@@ -7,6 +7,7 @@ import pytest
 from support.worlds import ModelOf, WorldOf
 from watchbill.catalog import LOCAL_SITE, Lane, PolicyRules, RoutingRules, Tier, TierRules, WorkClass
 from watchbill.core import messages as m
+from watchbill.core.absence import Why, absence_of
 from watchbill.core.candidate import CandidateState
 from watchbill.core.leases import LEASE_MS, QUIET_MS, RENEW_MS, Leases
 from watchbill.core.reasons import LeaseOver
@@ -70,6 +71,8 @@ def test_a_person_has_the_memory_within_one_step_and_the_drain(
     world.run(world.now + 10_000)
     assert person.outcome == "answered"
     assert far.outcome == "", "it is held, not ended"
+    absence = absence_of(world.core.state, world.core.state.models["far"], int(world.now))
+    assert absence is not None and absence.why is Why.RESTS, "RES-01: it was said to wait for its turn"
     quiet_from = world.now
     world.run(quiet_from + QUIET_MS + 60_000)
     assert far.outcome == "answered"

@@ -8,10 +8,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
+from watchbill.core.contenders import is_held_back
 from watchbill.core.ledger import DeviceBook
 from watchbill.core.messages import Alert, AlertKind, Cause, Constraint, JournalEvent, Trouble
 from watchbill.core.model_state import ModelState
-from watchbill.core.reasons import Reason
+from watchbill.core.reasons import AT_WORK, Reason
 from watchbill.core.resources import GroupPlace, HostPlaces, Needs, Places, ResidentPlaces
 from watchbill.core.stages import Stage
 from watchbill.core.state import State
@@ -42,6 +43,7 @@ class Why(StrEnum):
     SILENT = "silent"  # the program that hosts it does not answer
     SETTLING = "settling"  # its device has just run out of memory
     BY_HAND = "by_hand"  # the operator unloaded it; the next request loads it again
+    RESTS = "rests"  # only other machines want it, and a person works at this one
     NO_ROOM = "no_room"  # requested, and there is too little memory now
     WAITING = "waiting"  # requested, and other models come first
     LEFT = "left"  # it was in memory, and left for a cause
@@ -85,6 +87,8 @@ def absence_of(state: State, model: ModelState, now: int) -> Absence | None:
         return obstacle
     if model.is_evicted_by_hand:
         return Absence(Why.BY_HAND)
+    if model.line and is_held_back(state, model):
+        return Absence(Why.RESTS)
     if model.line or model.held_turn is not None or model.must_return:
         is_short = bool(state.shortage_of(model))
         return (
@@ -192,6 +196,8 @@ def describe(absence: Absence) -> str:
             return f"{device} ran out of memory a moment ago"
         case Why.BY_HAND:
             return "it was unloaded by hand; the next request loads it again"
+        case Why.RESTS:
+            return f"the work of other machines for it rests: {AT_WORK}"
         case Why.WAITING:
             return "it waits for its turn"
         case Why.LEFT:
