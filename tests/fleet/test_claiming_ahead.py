@@ -89,7 +89,7 @@ def test_what_could_not_be_returned_is_taken_up_again(rig: FleetRig, tmp_path: P
         board.give_back_unstarted(names)
     in_the_way.rmdir()
     assert board.look().held == set(names)
-    assert sorted(each.name for each in board.round(setting, deque(), standing, 0).prepared) == names
+    assert [each.name for each in board.round(setting, deque(), standing, 0).prepared] == names
 
 
 def test_a_second_slip_under_a_token_is_not_run_beside_the_first(rig: FleetRig, tmp_path: Path) -> None:

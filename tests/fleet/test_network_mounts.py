@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import subprocess
+import time
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,7 +18,8 @@ from support.fleet_judge import judge
 from support.fuse_mount import FuseMount, fuse_mounts
 from support.stopping import stop
 from watchbill.fleet.agent.board_client import BoardClient
-from watchbill.fleet.agent.work import Setting
+from watchbill.fleet.agent.own_slips import OwnSlips
+from watchbill.fleet.agent.work import Finished, Setting
 from watchbill.fleet.coordinator.loop import Coordinator
 from watchbill.fleet.folder import places
 from watchbill.fleet.folder.board import Board
@@ -28,6 +30,7 @@ from watchbill.fleet.folder.work import Work
 from watchbill.fleet.matching.claiming import Standing
 from watchbill.plans.batch import ExecutePlan
 from watchbill.plans.task import TaskClass
+from watchbill.processes.crew import Cause, Ended
 
 MACHINE = str(Path(__file__).parents[1] / "support" / "machine.py")
 #: The rhythm of everything, about ten times as fast as in earnest.
@@ -138,7 +141,7 @@ def test_a_fleet_whose_mounts_hide_changes_and_lose_replies_accepts_each_task_on
     assert machines.lost_replies() > 5
 
 
-@pytest.mark.parametrize("seed", [0, 1], ids=["ENOENT", "EIO"])
+@pytest.mark.parametrize("seed", [0, 1], ids=["EIO", "ENOENT"])
 def test_a_request_whose_reply_is_lost_is_made_once_and_not_refused(machines: Machines, seed: int) -> None:
     """FLEET-01: the file that submits a batch, or cancels it, is there, and the person is not told otherwise."""
     machines.fleet.write_plan("p", "### a\n- **command**: `true`\n")
@@ -260,7 +263,7 @@ def a_slip() -> Slip:
     return Slip("t", "b", "p", 1, 1, 0, (), {}, (), Work())
 
 
-@pytest.mark.parametrize("seed", [0, 1], ids=["ENOENT", "EIO"])
+@pytest.mark.parametrize("seed", [0, 1], ids=["EIO", "ENOENT"])
 def test_a_slip_whose_reply_is_lost_is_offered_once_and_ends_no_coordinator(
     machines: Machines, seed: int
 ) -> None:
@@ -336,3 +339,61 @@ def test_a_slip_that_was_given_back_with_a_lost_reply_is_not_reported(
     done = client.round(setting, deque(), Standing("cpu-1", 1), 1)
     assert (done.prepared, done.reported) == ([], [])
     assert client.round(setting, deque(), None, 2).reported == []
+
+
+def test_a_slip_whose_claim_had_a_lost_reply_is_run_once(machines: Machines, tmp_path: Path) -> None:
+    """FLEET-09: the claim is repeated and succeeds, and the agent's folder is shown as it was for a while. The task was
+    taken for revoked, killed and run again under the same token, and once more after it was reported."""
+    root = machines.fleet.root
+    places.make_fleet(root)
+    rig = machines.mount("rig-1", hides_s=60.0, loses_first=1)
+    client, setting = BoardClient(rig.path, "cpu-1"), Setting(rig.path, "cpu-1", tmp_path)
+    client.join(cpu_slots=1)
+    assert client.look().held == frozenset()  # as the mount knows from now on
+    name = slip_name(Headline(3, 1, TaskClass.CPU, 0, 1, ""), model="", batch="b", task="t")
+    Board(FolderDisk(root)).publish(name, a_slip())
+    one_slot = Standing("cpu-1", 1)
+    lost = client.round(setting, deque(), one_slot, 0)
+    assert (lost.prepared, machines.lost_replies()) == ([], 1) and lost.fault is not None
+    assert client.look().held == frozenset()
+    [prepared] = client.round(setting, deque(), one_slot, 1).prepared
+    assert prepared.name == name
+    for now_ms in (2, 3):
+        assert client.look().held == {name}
+        assert client.round(setting, deque(), one_slot, now_ms).prepared == []
+    ended = deque([Finished(prepared, Ended(name, Cause.EXIT, 0))])
+    assert [each.name for each in client.round(setting, ended, None, 4).reported] == [name]
+    for now_ms in (5, 6):
+        client.look()
+        assert client.round(setting, deque(), one_slot, now_ms).prepared == []
+
+
+def test_a_slip_is_revoked_once_a_listing_has_shown_it_or_the_mount_has_had_its_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """FLEET-08: the fence; a claim that was in doubt keeps a slip for no longer than a mount hides anything."""
+    now = 100.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    own = OwnSlips(65_000)
+    for name in ("seen", "never"):
+        own.miss(name)
+        assert own.claim(name)
+        own.take(name)
+    assert own.see(frozenset()) == ({"seen", "never"}, set())
+    assert own.see(frozenset({"seen"})) == ({"seen", "never"}, set())
+    assert own.see(frozenset()) == ({"never"}, {"seen"})
+    now += 65.0
+    assert own.see(frozenset()) == (frozenset(), {"never"})
+    assert own.claim("never"), "it was never reported, and is offered anew"
+
+
+def test_a_slip_that_was_reported_is_not_run_again_wherever_it_shows_up() -> None:
+    """FLEET-09: in the agent's own folder, or in the queue, where a coordinator offered it again that had not seen it."""
+    own = OwnSlips(65_000)
+    assert own.claim("n")
+    own.take("n")
+    own.end("n")
+    assert own.see(frozenset()) == (frozenset(), {"n"})
+    assert not own.claim("n")
+    own.see(frozenset({"n"}))
+    assert own.untaken == []

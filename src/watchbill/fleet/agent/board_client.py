@@ -8,7 +8,6 @@ folder is back; until then nothing is claimed.
 
 import errno
 import os
-import time
 from collections import deque
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -18,6 +17,7 @@ from watchbill.errors import OursError
 from watchbill.files.disk import DISK_FULL
 from watchbill.fleet import limits
 from watchbill.fleet.agent.concluding import conclude
+from watchbill.fleet.agent.own_slips import OwnSlips
 from watchbill.fleet.agent.preparing import CannotCage, NotForUs, NotNow, prepare
 from watchbill.fleet.agent.produced import Unstored
 from watchbill.fleet.agent.shared_folder import MountedFolder, SharedFolder
@@ -100,12 +100,7 @@ class BoardClient:
         self._cold: dict[
             str, int
         ] = {}  # slip whose model is not in memory here -> until when it is left to others
-        self._taken: set[str] = set()  # slips in our hands that were taken up or reported
-        self._untaken: list[
-            str
-        ] = []  # slips in our hands of which that is not so: the reply to a claim was lost
-        #: slip that was given back -> until when a mount may show it in our hands still, by the monotonic clock
-        self._given_back: dict[str, float] = {}
+        self._own = OwnSlips(self._shared.hides_ms)
 
     # ------------------------------------------------------------ life
 
@@ -129,7 +124,9 @@ class BoardClient:
         ahead = claimed_ahead(lost, cpu_slots)
         ends = ((name, End.UNSTARTED if name in ahead else End.LOST) for name in lost)
         log.commit(Result(name, self.agent, log.life, end) for name, end in ends)
-        self._taken.update(lost)
+        for name in lost:
+            self._own.take(name)
+            self._own.end(name)
         return lost
 
     def close(self, heartbeat: Heartbeat) -> None:
@@ -168,12 +165,13 @@ class BoardClient:
 
     def look(self) -> Look:
         """Read the signals, and which slips are still in the agent's hands."""
-        found = Look(signals.pending(self._disk, self.agent), frozenset(self._board.held_by(self.agent)))
+        found, listed = signals.pending(self._disk, self.agent), frozenset(self._board.held_by(self.agent))
         self._check()  # afterwards: a folder that vanished in between has shown nothing
-        self._forget(self._taken - found.held)
-        self._taken &= found.held
-        self._untaken = sorted(found.held - self._taken - self._give_back_again(found.held))
-        return found
+        held, gone = self._own.see(listed)
+        self._forget(gone)
+        for name in self._own.to_give_back_again(listed):
+            self._board.give_back(self.agent, name)
+        return Look(found, held)
 
     def show_so_far(self, running: list[tuple[Prepared, str]]) -> None:
         """Show the output of running tasks in the folders of their attempts."""
@@ -199,6 +197,7 @@ class BoardClient:
             result, prepared = self._concluded(finished[0], setting), finished[0].prepared
             if result.end is End.DONE:  # of all of them at the same time: their syncs are cheaper together
                 self._shared.store(prepared.name, prepared.slip, prepared.produces)
+            self._own.end(prepared.name)
             self._unsent.append(_Unsent(result, prepared))
             finished.popleft()
         are_all_sent = self._send()
@@ -213,31 +212,20 @@ class BoardClient:
     def give_back(self, name: str, now_ms: int, left_ms: int = _DECLINED_MS) -> None:
         """Return a slip of which nothing was run, and leave it to others for so long."""
         self._declined[name] = now_ms + left_ms
-        self._taken.discard(name)
         self._forget({name})
         self._return(name)
 
     def give_back_unstarted(self, names: list[str]) -> None:
         """Return slips that were claimed ahead: the first agent with a free slot may take them, this one too."""
-        self._taken.difference_update(names)  # what a fault keeps here is found at the next look
+        for name in names:
+            self._own.drop(name)  # what a fault keeps here is found at the next look
         self._forget(set(names))
         for name in names:
             self._return(name)
 
     def _return(self, name: str) -> None:
-        self._given_back[name] = time.monotonic() + limits.PRODUCES_NETWORK_MS_MAX / 1000
+        self._own.give_back(name)
         self._board.give_back(self.agent, name)
-
-    def _give_back_again(self, held: frozenset[str]) -> set[str]:
-        """Which slips are not ours although they are to be seen in our hands: those that were given back. Whether the
-        folder has carried that out is not known where a reply was lost, so it is repeated. Taken up again from here, a
-        slip was run beside the agent that had claimed it meanwhile."""
-        now = time.monotonic()
-        self._given_back = {name: until for name, until in self._given_back.items() if until > now}
-        again = self._given_back.keys() & held - self._taken
-        for name in again:
-            self._board.give_back(self.agent, name)
-        return again
 
     def _forget(self, names: set[str]) -> None:
         """Forget slips that are not in our hands any more, and whose results do not wait."""
@@ -325,16 +313,16 @@ class BoardClient:
         before = len(done.prepared)
         for name in chosen:
             try:
-                if not self._board.claim(self.agent, name, was_here=name in self._given_back):
-                    continue
-                self._given_back.pop(name, None)
-                if name in self._taken:
+                if not self._board.claim(self.agent, name, was_here=self._own.was_given_back(name)):
+                    self._own.miss(name)
+                elif self._own.claim(name):
+                    self._take(name, standing, now_ms)
+                else:
                     # A second slip under a token of ours, or an old listing of the queue: it is one with the first now.
                     self._declined[name] = now_ms + _DECLINED_MS
-                else:
-                    self._take(name, standing, now_ms)
             except OSError as error:
                 # Claimed or not: the next look tells. What was claimed before is not lost for it.
+                self._own.miss(name)
                 done.fault = error
                 break
         self._bring(done, setting, now_ms)
@@ -357,9 +345,9 @@ class BoardClient:
     def _take_found(self, done: Round, standing: Standing, now_ms: int) -> None:
         """Take up what a look has found in our hands."""
         try:
-            while self._untaken:
-                self._take(self._untaken[0], standing, now_ms)
-                self._untaken.pop(0)
+            while self._own.untaken:
+                self._take(self._own.untaken[0], standing, now_ms)
+                self._own.untaken.pop(0)
         except OSError as error:
             done.fault = error
 
@@ -368,7 +356,7 @@ class BoardClient:
             slip = self._board.read(self.agent, name)  # first: what cannot be read now is found again
         except FileNotFoundError:
             return  # taken back, or given back with a reply that was lost: another agent may run it by now
-        self._taken.add(name)
+        self._own.take(name)
         if slip is None:
             self._refuse(name, End.UNREADABLE, "the slip could not be read")
         elif slip.work.needs_pair and not standing.is_pair and not standing.only_addressed:
@@ -427,6 +415,7 @@ class BoardClient:
             self._refuse(name, _end_of(error), f"it could not be prepared: {error}")
 
     def _refuse(self, name: str, end: End, why: str) -> None:
+        self._own.end(name)
         self._unreported.append(Result(name, self.agent, self._life(), end, None, tail=why))
 
     # ------------------------------------------------------------ the folder

@@ -46,6 +46,11 @@ class SharedFolder(Protocol):
         """The board."""
         ...
 
+    @property
+    def hides_ms(self) -> int:
+        """How long a folder may show here what it was."""
+        ...
+
     def identify(self) -> tuple[str, object]:
         """The fleet, and a mark that changes when record files have to be begun anew."""
         ...
@@ -95,6 +100,7 @@ class MountedFolder:
         self.root, self.told_root = root, str(root)
         self.mount = places.probe(root)
         self.disk: Disk = FolderDisk(root, filled=not self.mount.is_network)
+        self.hides_ms = self.mount.hides_ms
         self._storing: dict[str, Storing] = {}  # by the name of the slip
 
     def identify(self) -> tuple[str, object]:
@@ -147,6 +153,7 @@ class MirroredFolder:
         self.root, self.told_root = root, ""
         self._fleet = self._door = ""
         self.disk: Disk = DoorDisk(session)
+        self.hides_ms = limits.PRODUCES_NETWORK_MS_MAX  # what kind of mount the door has is not known here
         self._mirror = Mirror(root, session)
 
     def identify(self) -> tuple[str, object]:
