@@ -327,9 +327,9 @@ async def test_a_disk_that_is_full_does_not_end_the_reactor(
 def test_a_reactor_before_the_first_daemon_is_told_what_makes_its_folder(tmp_path: Path) -> None:
     """RES-22: on a new root it said only that there is no such folder, and asked whether the root is right."""
     with pytest.raises(
-        ConfigError, match="does not exist: the first start of `watchbill up` on this root makes it"
+        ConfigError, match="new does not exist: the first `watchbill up` on this root makes it"
     ):
-        Reactor(tmp_path, [ALLOWED], Systemctl())
+        Reactor(tmp_path / "new", [ALLOWED], Systemctl())
 
 
 async def test_one_reactor_serves_a_root(driver: Driver) -> None:

@@ -92,7 +92,7 @@ class Watchdog:
         """The ready models that must be reset, and why."""
         found: list[tuple[ModelState, Reason]] = []
         for model in self._state.in_stage(Stage.READY):
-            if model.silence is not None:
+            if model.is_cut_off:
                 continue  # nothing is known about it until the program that hosts it answers again
             if over := self._over_quota(model):
                 found.append((model, over))

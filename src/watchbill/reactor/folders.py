@@ -38,9 +38,9 @@ class Folders:
             self.close()
             if error.errno == errno.EWOULDBLOCK:
                 raise ConfigError(f"another reactor serves {self.path} already") from error
-            if error.errno == errno.ENOENT and not self.path.exists():
-                advice = "the first start of `watchbill up` on this root makes it; is --root right?"
-                raise ConfigError(f"{self.path} does not exist: {advice}") from error
+            if error.errno == errno.ENOENT and not root.exists():
+                advice = "the first `watchbill up` on this root makes it; is --root right?"
+                raise ConfigError(f"{root} does not exist: {advice}") from error
             raise ConfigError(f"cannot use {self.path}: {error.strerror}; is --root right?") from error
 
     def _keep(self, box: Box) -> Box:
