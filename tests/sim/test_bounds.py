@@ -904,3 +904,29 @@ def test_a_request_that_its_lane_cannot_start_in_time_is_told_at_once(
     assert len(refused) == 4
     world.run(60_000)
     assert all(each.started_at is not None for each in asked if each not in refused)
+
+
+def test_a_person_does_not_wait_for_the_line_of_equals_before_a_turn_of_the_backlog(
+    world_of: WorldOf, model: ModelOf
+) -> None:
+    """LANE-04, LANE-06: a turn that was brought forward let the equal in its place serve its line as long as its own
+    request could wait, and the person behind both of them waited for 60 s."""
+    lanes = {
+        "chat": lane("chat", WorkClass.INTERACTIVE, 240_000),
+        "batch": lane("batch", WorkClass.BACKGROUND, 60_000),
+    }
+    names = ("busy", "next", "never loaded", "asked for by a person")
+    world = world_of(*map(model, names), load_ms=None, lanes=lanes)
+    world.truth["next"] = world.engines["next"].model = replace(world.truth["next"], load_ms=300)
+    world.arrive("next", 500, lane="batch")
+    world.run(8_000)
+    keep_asking(world, "busy", 500, clients=3, lane="batch")
+    world.run(13_500)
+    world.arrive("next", 500, lane="batch")
+    world.run(14_000)
+    world.arrive("never loaded", 500, lane="batch")
+    world.run(14_600)
+    person = world.arrive("asked for by a person", 500, lane="chat")
+    world.run(100_000)
+    assert person.started_at is not None and person.started_at - person.request.arrived_at <= 6_000
+    assert not world.judge.broken

@@ -68,6 +68,7 @@ class Turn(NamedTuple):
     due: float
     hard: HardTurn  # when its hard turn comes
     since: float = 0.0  # when it came
+    keeps_waiting: WorkClass = WorkClass.ROTATION  # the best class of the turns that have come and stand behind it
 
 
 class Returns(NamedTuple):
@@ -111,7 +112,11 @@ def turns_of(state: State, now: int) -> list[Turn]:
             later.append(turn)
     due.sort(key=lambda turn: (not turn.is_hard, turn.model.rank(now), turn.due, turn.model.name))
     passes = _passing(due, later, now) if due else None
-    return due if passes is None else [passes, *(t for t in due if t.model is not passes.model)]
+    turns = due if passes is None else [passes, *(t for t in due if t.model is not passes.model)]
+    if turns and turns[0].is_hard:
+        behind = (t.model.turn_class() for t in turns if share_room(t.model, turns[0].model))
+        turns[0] = turns[0]._replace(keeps_waiting=min(behind))
+    return turns
 
 
 def _passing(due: Sequence[Turn], later: Sequence[Turn], now: int) -> Turn | None:
@@ -301,14 +306,14 @@ def gives_way(victim: ModelState, turn: Turn, now: int) -> bool:
     """Whether a model whose quantum is over makes room for this turn.
 
     For a hard turn it does, unless it holds a request of the same or a higher class with less patience, or serves its
-    line of the same class first. For a soft turn it does, unless it serves a higher class. Against an equal it may
+    line of the same class first, while no higher class waits behind that turn. For a soft turn it does, unless it serves a higher class. Against an equal it may
     finish: a line that is served within one more quantum would only have to come back, and while one answer takes
     longer than a quantum the other slots would be idle until it ends. That is put off for some answers, and then done.
     An answer that has not begun would be lost, and the load for it, too: a turn lasts for one answer.
     """
     mine, its = turn.model.turn_class(), victim.worth_class(now)
     if turn.is_hard:
-        if its == mine and _serves_first(victim, turn, now):
+        if its == mine and its <= turn.keeps_waiting and _serves_first(victim, turn, now):
             return False
         due = turn.model.due()
         return its > mine or due is None or (victim.due() or due) >= due
