@@ -930,3 +930,27 @@ def test_a_person_does_not_wait_for_the_line_of_equals_before_a_turn_of_the_back
     world.run(100_000)
     assert person.started_at is not None and person.started_at - person.request.arrived_at <= 6_000
     assert not world.judge.broken
+
+
+def test_background_work_that_people_overtake_is_promised_what_it_waits(
+    world_of: WorldOf, model: ModelOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """LANE-08: it waits for longer pauses after lost turns, which nobody was told: 11 s were promised, and kept 111."""
+    monkeypatch.setattr(simulated, "FIRST_BYTE_SHARE", 1.0)
+    monkeypatch.setattr(simulated, "FIRST_BYTE_MAX_MS", 60_000)
+    lanes = {
+        "chat": lane("chat", WorkClass.INTERACTIVE, 60_000, 60_000),
+        "late": lane("late", WorkClass.BACKGROUND, 120_000, 600_000),
+    }
+    world = world_of(model("A"), model("B"), load_ms=1_000, lanes=lanes, known_service_ms=None)
+    keep_asking(world, "A", 500, clients=1, think_ms=3_500)
+    keep_asking(world, "B", 8_000, lane="late")
+    world.run(900_000)
+    waits = [
+        (each.started_at - each.request.arrived_at, each.forecast_ms)
+        for each in world.callers.values()
+        if each.request.model == "B" and each.started_at is not None and each.forecast_ms
+    ]
+    late_by = sorted(waited - told for waited, told in waits[4:])
+    assert len(late_by) >= 6 and abs(late_by[len(late_by) // 2]) <= 2_000
+    assert not world.judge.broken

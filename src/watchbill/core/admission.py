@@ -289,11 +289,14 @@ class Admission:
             self._count_use(request, model, now)
         if request.companions:
             request = replace(request, companions=tuple(s.name for s in model.members[1:]))
+        told_ms = model.likely_wait_ms(request, forecast)
+        if forecast and request.work_class is not WorkClass.INTERACTIVE:
+            request = replace(request, foretold_ms=round(forecast))
         self._state.join(model, request, request.arrived_at + request.max_wait_ms if due is None else due)
         if self._has_others(model):
             self._state.wakes.append(request.arrived_at + request.max_wait_ms - _last_moment_ms(request))
         is_known = model.stage is Stage.READY or can_forecast(self._state, model)
-        forecast_ms = round(forecast) if is_known else None
+        forecast_ms = round(told_ms) if is_known else None
         self._state.out.append(Admit(request.id, model.serving.name, forecast_ms, request.companions))
         spec = model.serving.spec
         if spec.site is not None:

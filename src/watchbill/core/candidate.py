@@ -6,11 +6,13 @@ rank among the other candidates, a held turn, and the times that were learned.
 
 import math
 from abc import ABC, abstractmethod
+from collections import deque
 from dataclasses import dataclass
 
 from watchbill.catalog import Model, PolicyRules, WorkClass
 from watchbill.core.estimate import ArrivalRate, MeanEstimate, MedianEstimate
 from watchbill.core.line import Line
+from watchbill.core.messages import Request
 from watchbill.core.resources import Resource
 from watchbill.core.running import Running
 from watchbill.core.stages import Stage
@@ -22,6 +24,8 @@ SERVICE_GUESS_MS = 5_000
 LOAD_GUESS_FLOOR_MS = 1_000
 #: How much longer an answer takes for each further one beside it, until that is measured.
 SLOWDOWN_GUESS = 0.3
+#: What became of so many forecasts is kept for the next ones.
+LATER_COUNT = 9
 #: A time before all others, for what has not happened yet.
 NEVER = -(10**15)
 #: Priorities are 1 to 5; a request moves up one step for each such share of its patience that is over.
@@ -61,6 +65,8 @@ class CandidateState(ABC):
         self.service = MeanEstimate(SERVICE_GUESS_MS)
         self.slowdown: float = SLOWDOWN_GUESS
         self.rate = ArrivalRate()
+        #: How much later than by the forecast of the rule the last requests of the lower classes started.
+        self.later_ms: deque[int] = deque(maxlen=LATER_COUNT)
         self.last_class = WorkClass.ROTATION  # the class of its newest arrival
         self.last_used = self.top_class_at = NEVER
         self.retry_at = NEVER
@@ -153,6 +159,23 @@ class CandidateState(ABC):
         return (first.work_class, not first.operator, first.priority)
 
     # ------------------------------------------------------------------ durations
+
+    def likely_wait_ms(self, request: Request, forecast_ms: float) -> float:
+        """The forecast of a request by what became of the last ones: interactive requests that come later overtake the
+        lower classes. It is at most the patience of the request: before that is over its turn comes.
+
+        Two of three of the last ones were as late as that. The median would be pessimistic where people come now and
+        then: some of the requests are late then, and others are not.
+        """
+        if request.work_class is WorkClass.INTERACTIVE or not forecast_ms or not self.later_ms:
+            return forecast_ms
+        usual_ms = sorted(self.later_ms)[len(self.later_ms) // 3]
+        return max(forecast_ms, min(forecast_ms + usual_ms, request.max_wait_ms))
+
+    def learn_wait(self, request: Request, now: int) -> None:
+        """Learns from the first start of a request that has waited."""
+        if request.foretold_ms and not request.bound_at:
+            self.later_ms.append(now - request.arrived_at - request.foretold_ms)
 
     def batch_factor(self, count: int) -> float:
         """How much slower one answer is when `count` are served at once."""

@@ -116,7 +116,9 @@ class Dispatch:
         if not model.has_slot_for(request.work_class, now):
             self._make_way(model, request, now)
             return False
-        self._state.withdraw(self._state.home[request.id], request.id)
+        waited_for = self._state.home[request.id]
+        self._state.withdraw(waited_for, request.id)
+        waited_for.learn_wait(request, now)
         self._start(model, request, now)
         self._lanes.started(request)
         return True

@@ -117,6 +117,7 @@ class Request(Struct, frozen=True, gc=False):
     failed_at: tuple[str, ...] = ()  # sites whose servers refused or failed it: another one serves it
     # Of leased work: its machine has another site for it, so it waits for no person here.
     is_elsewhere: bool = False
+    foretold_ms: int = 0  # its wait as the rule forecast it, with no request after it; 0: not forecast
 
 
 # ------------------------------------------------------------------ events

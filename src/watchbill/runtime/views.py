@@ -22,7 +22,7 @@ from watchbill.core.messages import Constraint, Doubted, Request, Trouble
 from watchbill.core.model_state import ModelState
 from watchbill.core.policy import Rate, uncertainty
 from watchbill.core.reasons import AT_WORK, Uncertainty, stalled_text
-from watchbill.core.stages import HOLDING, ModelStatus, Stage
+from watchbill.core.stages import AWAY, HOLDING, ModelStatus, Stage
 from watchbill.core.state import State
 from watchbill.engines.base import Warm
 from watchbill.probes import Reading
@@ -447,6 +447,9 @@ def _starts_in_ms(core: Machine, request_id: str, now: int) -> int | None:
     forecast = core.policy.forecast(core.state, waits_for, request, now).after(
         core.state.rest_ms(request, now)
     )
+    if waits_for.stage in AWAY:
+        told_ms = waits_for.likely_wait_ms(request, request.foretold_ms)
+        forecast = forecast.after(request.arrived_at + told_ms - now)
     return round(max(0.0, min(forecast.ms, waits_for.line.due_of(request_id) - now)))
 
 
