@@ -69,6 +69,7 @@ class CandidateState(ABC):
         self.later_ms: deque[int] = deque(maxlen=LATER_COUNT)
         self.last_class = WorkClass.ROTATION  # the class of its newest arrival
         self.last_used = self.top_class_at = NEVER
+        self.left_at = NEVER  # the end of its last turn
         self.retry_at = NEVER
         self.failure: str | None = None  # the last reason, for people
         self.silence: str | None = None  # why its host cannot be asked to load or unload it

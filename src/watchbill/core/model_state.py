@@ -167,6 +167,7 @@ class ModelState(CandidateState):
             self.rate.came(now)
         elif self.stage is Stage.READY:
             self.rate.left(now, self.linger_ms, self.callers)
+            self.left_at = now
             self.callers = 1
         if stage not in (Stage.READY, Stage.DRAINING):
             self.context.forget()

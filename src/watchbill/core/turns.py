@@ -46,8 +46,9 @@ __all__ = [
 
 #: A soft turn: the oldest request of a model's highest class has waited this many of the model's own load times. The
 #: first figure holds behind a lower class, the second behind equals where an interactive request waits. Two equals
-#: that are both kept busy then load a third of the time. Background work has no soft turn behind equals: swapping
-#: batches sooner makes each of them later.
+#: that are both kept busy then load a third of the time. Behind equals the time since its own last turn counts at most:
+#: all of a burst is old after the first turn, and each further turn would last a quantum only. Background work has no
+#: soft turn behind equals: swapping batches sooner makes each of them later.
 SOFT_TURN_LOWER = 1.0
 SOFT_TURN = 3.0
 #: The slots of an equal are idle until its last answer has ended. Where answers take longer than a quantum, that is a
@@ -68,7 +69,7 @@ class Turn(NamedTuple):
     due: float
     hard: HardTurn  # when its hard turn comes
     since: float = 0.0  # when it came
-    keeps_waiting: WorkClass = WorkClass.ROTATION  # the best class of the turns that have come and stand behind it
+    keeps_waiting: WorkClass = WorkClass.ROTATION  # the best class of the turns that have come behind it
 
 
 class Returns(NamedTuple):
@@ -261,7 +262,7 @@ def soft_at(
         return since + SOFT_TURN_LOWER * model.load.ms
     is_person = mine is WorkClass.INTERACTIVE
     if is_person and can_cover(short, [s for work_class, s in others if work_class >= mine]):
-        return since + SOFT_TURN * model.load.ms
+        return max(since, model.left_at) + SOFT_TURN * model.load.ms
     return math.inf
 
 
@@ -306,10 +307,11 @@ def gives_way(victim: ModelState, turn: Turn, now: int) -> bool:
     """Whether a model whose quantum is over makes room for this turn.
 
     For a hard turn it does, unless it holds a request of the same or a higher class with less patience, or serves its
-    line of the same class first, while no higher class waits behind that turn. For a soft turn it does, unless it serves a higher class. Against an equal it may
-    finish: a line that is served within one more quantum would only have to come back, and while one answer takes
-    longer than a quantum the other slots would be idle until it ends. That is put off for some answers, and then done.
-    An answer that has not begun would be lost, and the load for it, too: a turn lasts for one answer.
+    line of the same class first, while no higher class waits behind that turn. For a soft turn it does, unless it
+    serves a higher class. Against an equal it may finish: a line that is served within one more quantum would only have
+    to come back, and while one answer takes longer than a quantum the other slots would be idle until it ends. That is
+    put off for some answers, and then done. An answer that has not begun would be lost, and the load for it, too: a
+    turn lasts for one answer.
     """
     mine, its = turn.model.turn_class(), victim.worth_class(now)
     if turn.is_hard:
