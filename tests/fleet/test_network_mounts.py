@@ -388,7 +388,7 @@ def test_a_slip_is_revoked_once_a_listing_has_shown_it_or_the_mount_has_had_its_
 
 
 def test_a_slip_that_was_reported_is_not_run_again_wherever_it_shows_up() -> None:
-    """FLEET-09: in the agent's own folder, or in the queue, where a coordinator offered it again that had not seen it."""
+    """FLEET-09: in the agent's own folder, or in the queue, where a coordinator offers what it has not seen."""
     own = OwnSlips(65_000)
     assert own.claim("n")
     own.take("n")
