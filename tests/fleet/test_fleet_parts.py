@@ -589,10 +589,11 @@ def test_one_of_two_agents_gets_a_slip(root: Path) -> None:
     board = Board(FolderDisk(root))
     for agent in ("a", "b"):
         board.join(agent)
+    name = slip_name(Headline(3, 1, TaskClass.CPU, 0, 1, ""), model="", batch="b", task="t")
     slip = Slip("t", "b", "p", 1, 1, 0, (), {}, (), Work())
-    board.publish("n", slip)
-    assert [board.claim("a", "n"), board.claim("b", "n"), board.claim("a", "n")] == [True, False, True]
-    assert board.read("a", "n") == slip
-    board.give_back("a", "n")
-    assert (board.offered(), board.held_by("a")) == (["n"], [])
-    assert board.put_away("n", places.EXPIRED) and not board.put_away("n", places.EXPIRED)
+    board.publish(name, slip)
+    assert [board.claim("a", name), board.claim("b", name), board.claim("a", name)] == [True, False, True]
+    assert board.read("a", name) == slip
+    board.give_back("a", name)
+    assert (board.offered(), board.held_by("a")) == ([name], [])
+    assert board.put_away(name, places.EXPIRED) and not board.put_away(name, places.EXPIRED)

@@ -74,11 +74,11 @@ class _Seen(NamedTuple):
 
 def _read(disk: FolderDisk, watcher: Watcher) -> dict[str, _Seen]:
     found: dict[str, _Seen] = {}
-    for folder in disk.names(places.GPUS):
-        heartbeat = read_heartbeat(disk, folder.replace("_", "-"))
+    for agent in places.agents_in(folder.replace("_", "-") for folder in disk.names(places.GPUS)):
+        heartbeat = read_heartbeat(disk, agent)
         if heartbeat is not None:
-            name = heartbeat.report.name or folder.replace("_", "-")
-            age_ms = disk.age_ms(f"{places.GPUS}/{folder}/heartbeat.json")
+            name = heartbeat.report.name or agent
+            age_ms = disk.age_ms(places.heartbeat_path(agent))
             found[name] = _Seen(heartbeat, _lives(heartbeat, name, watcher), age_ms)
     return found
 

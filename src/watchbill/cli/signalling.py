@@ -29,7 +29,7 @@ def send_signal(agent: str, order: str, task: str, *, root: Path | None, quiet: 
         example = f"{agent} {order} TASK" if wanted.is_about_a_task else f"{agent} {order}"
         raise ConfigError(f"{order} {what}; write: watchbill signal {example}")
     places.check_root(fleet)
-    known = FolderDisk(fleet).names(places.PROCESSING)
+    known = places.agents_in(FolderDisk(fleet).names(places.PROCESSING))
     if agent not in known:
         hint = did_you_mean(agent, known) or "none has joined it yet"
         raise ConfigError(f"{agent} is not an agent of {fleet}; {hint}")

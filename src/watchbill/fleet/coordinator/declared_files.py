@@ -66,10 +66,7 @@ class Listings:
 
     def _beginning_with(self, folder: str, begin: str) -> list[str]:
         if folder not in self._names:
-            try:
-                self._names[folder] = self._disk.names(folder)
-            except NotADirectoryError:
-                self._names[folder] = []
+            self._names[folder] = self._disk.names(folder)
         names = self._names[folder]
         first = last = bisect_left(names, begin)
         while last < len(names) and names[last].startswith(begin):

@@ -150,10 +150,7 @@ class _Digests:
                 yield f"{folder}/{each}" if folder else each
 
     def _names_in(self, folder: str) -> list[str]:
-        try:
-            return self._disk.names(f"{self._folder}/{folder}" if folder else self._folder)
-        except NotADirectoryError:
-            return []
+        return self._disk.names(f"{self._folder}/{folder}" if folder else self._folder)
 
     def _digest(self, path: str) -> str:
         """That of a file which the plan names as its own."""

@@ -32,6 +32,10 @@ _RECORD = re.compile(r"journal\.\d+\.jsonl")
 _FOLDERS = ("tasks", "logs")
 
 
+#: Moved meanwhile, no folder, or another user's own.
+_NOT_OURS = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EACCES, errno.EPERM})
+
+
 @dataclass(frozen=True, slots=True)
 class Keeping:
     """How long things are kept; None: for good."""
@@ -137,14 +141,18 @@ def _hidden(folder: Path) -> list[Path]:
 def _listed(folder: Path) -> list[Path]:
     try:
         return [folder / name for name in os.listdir(folder)]
-    except (FileNotFoundError, NotADirectoryError, PermissionError):  # gone, or another user's own
+    except OSError as error:
+        if error.errno not in _NOT_OURS:
+            raise
         return []
 
 
 def _age_of(path: Path) -> int:
     try:
         return path.lstat().st_mtime_ns // 1_000_000
-    except (FileNotFoundError, PermissionError):  # moved meanwhile, or another user's own
+    except OSError as error:
+        if error.errno not in _NOT_OURS:
+            raise
         return 2**63
 
 

@@ -38,7 +38,7 @@ def keep_sample(disk: Disk, ledger: Ledger, task: str, agent: str) -> None:
     try:
         question = fields_of(disk.read(f"{folder}/{places.QUESTION}", limits.SAMPLE_BYTES_MAX))
         answer = disk.read(path, limits.SAMPLE_BYTES_MAX).decode("utf-8", "replace")
-    except (FileNotFoundError, NotADirectoryError, NotAFile, ValueError):
+    except (FileNotFoundError, NotAFile, ValueError):
         return  # of an agent that leaves none, or too large for a sample
     state = ledger.state(task)
     about = {

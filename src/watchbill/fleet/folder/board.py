@@ -14,7 +14,7 @@ from watchbill.files.atomic import NotAFile
 from watchbill.fleet import limits
 from watchbill.fleet.folder import places
 from watchbill.fleet.folder.disk import Disk
-from watchbill.fleet.folder.slips import Slip
+from watchbill.fleet.folder.slips import Slip, headline_of
 
 __all__ = ["Board", "Holdings"]
 
@@ -55,19 +55,19 @@ class Board:
     def look_around(self) -> Holdings:
         """Where the slips are. The queue is read before and after: a slip that is claimed or given back meanwhile is
         seen at least once."""
-        found = Holdings(set(self._disk.names(places.QUEUE)))
+        found = Holdings(set(self.offered()))
         for agent in self.agents():
             found.processing[agent] = set(self.held_by(agent))
-        found.queue |= set(self._disk.names(places.QUEUE))
+        found.queue |= set(self.offered())
         return found
 
     def agents(self) -> list[str]:
         """The agents that ever had a place on the board."""
-        return self._disk.names(places.PROCESSING)
+        return places.agents_in(self._disk.names(places.PROCESSING))
 
     def sweep_drafts(self) -> None:
         """Remove what a coordinator left half-written. Only after its epoch is over."""
-        for name in self._disk.names(places.DRAFTS):
+        for name in self._slips_in(places.DRAFTS):
             self._disk.remove(f"{places.DRAFTS}/{name}")
 
     def is_readable(self, name: str) -> bool:
@@ -88,11 +88,11 @@ class Board:
 
     def offered(self) -> list[str]:
         """The slips in the queue in their order."""
-        return self._disk.names(places.QUEUE)
+        return self._slips_in(places.QUEUE)
 
     def held_by(self, agent: str) -> list[str]:
         """What an agent holds. A slip of a running task that is gone from here was revoked."""
-        return self._disk.names(places.processing_folder(agent))
+        return self._slips_in(places.processing_folder(agent))
 
     def claim(self, agent: str, name: str, *, was_here: bool = False) -> bool:
         """Take a slip out of the queue; False where another agent was faster.
@@ -120,6 +120,10 @@ class Board:
             )
         except (ValueError, NotAFile):
             return None
+
+    def _slips_in(self, folder: str) -> list[str]:
+        """The slips there; what else lies there is left alone."""
+        return [name for name in self._disk.names(folder) if headline_of(name) is not None]
 
     def _moved(self, source: str, target: str) -> bool:
         try:

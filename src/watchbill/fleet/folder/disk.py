@@ -57,7 +57,7 @@ class Disk(Protocol):
     """What coordinator and agents do with the shared folder. Everything raises OSError when the disk fails."""
 
     def names(self, folder: str) -> list[str]:
-        """The names in a folder in their order, hidden ones left out; none for a folder that is not there."""
+        """The names in a folder in their order, hidden ones left out; none where there is no folder."""
         ...
 
     def read(self, path: str, bytes_max: int) -> bytes:
@@ -112,6 +112,10 @@ class Disk(Protocol):
         ...
 
 
+#: What says that there is no such folder: a file, or a link to itself, in its place counts as none.
+_NO_FOLDER = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP})
+
+
 class FolderDisk:
     """A real folder. Without `filled` record files grow with each append, as they have to on network mounts."""
 
@@ -135,13 +139,20 @@ class FolderDisk:
     def names(self, folder: str) -> list[str]:
         try:
             return sorted(name for name in os.listdir(f"{self._text}/{folder}") if not name.startswith("."))
-        except FileNotFoundError:
+        except OSError as error:
+            if error.errno not in _NO_FOLDER:
+                raise
             return []
 
     def read(self, path: str, bytes_max: int) -> bytes:
         parent, _, name = path.rpartition("/")
-        with open_folder(f"{self._text}/{parent}") as folder:
-            return read_regular(name, dir_fd=folder, bytes_max=bytes_max)
+        try:
+            with open_folder(f"{self._text}/{parent}") as folder:
+                return read_regular(name, dir_fd=folder, bytes_max=bytes_max)
+        except OSError as error:
+            if error.errno in _NO_FOLDER:
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path) from error
+            raise
 
     def has(self, pattern: str) -> bool:
         # A name that was looked for in vain may be cached by a network mount; a listing asks the server.

@@ -106,7 +106,7 @@ def read_heartbeat(disk: Disk, agent: str) -> Heartbeat | None:
 
 def heartbeats(disk: Disk) -> dict[str, Heartbeat]:
     """The last heartbeat of every agent that ever had a place on the board."""
-    found = {agent: read_heartbeat(disk, agent) for agent in disk.names(places.PROCESSING)}
+    found = {agent: read_heartbeat(disk, agent) for agent in places.agents_in(disk.names(places.PROCESSING))}
     return {agent: heartbeat for agent, heartbeat in found.items() if heartbeat is not None}
 
 

@@ -44,7 +44,7 @@ from watchbill.quoting import quoted
 __all__ = [
     "ACTIVE", "BRAIN", "COMPLETE", "COORDINATOR", "DRAFTS", "EPOCHS", "EXPIRED", "FAILED", "GPUS", "INBOX", "LOGS",
     "MANUAL", "MARKER", "PROCESSING", "QUESTION", "QUEUE", "REFUSED", "RESULTS", "SIGNALS", "MountReport", "NoFleet",
-    "active_path", "approval_path", "batch_folder", "batches_shown", "check_agent_name", "check_root",
+    "active_path", "agents_in", "approval_path", "batch_folder", "batches_shown", "check_agent_name", "check_root",
     "complete_folder", "epoch_of_journal", "escalation_path", "fleet_command", "from_shared", "heartbeat_path",
     "journal_path", "make_fleet", "make_root", "probe", "processing_folder", "refuse_outside", "result_log",
     "share_with_group", "to_shared", "wait_for_root", "waiting_path", "whose_result_log",
@@ -237,6 +237,11 @@ def check_agent_name(text: str) -> str:
             f"{quoted(text)} cannot be an agent", hint="use at most 40 letters, digits and -, as in gpu-1"
         )
     return text
+
+
+def agents_in(names: Iterable[str]) -> list[str]:
+    """Those of these names that agents can have: a NAS or a file manager puts files and folders of its own anywhere."""
+    return [name for name in names if _AGENT.fullmatch(name) and len(name) <= AGENT_NAME_CHARS_MAX]
 
 
 def batch_folder(plan: str, batch: str) -> str:

@@ -68,12 +68,14 @@ def _with_folder(disk: FolderDisk) -> Iterator[BatchPlace]:
         try:
             check_folder_name(plan, "a plan")
             batches = disk.names(f"plans/{plan}/history")
-        except (NameRefused, NotADirectoryError, PermissionError):
+        except (NameRefused, PermissionError):
             continue
         for batch in batches:
             try:
-                names = disk.names(f"plans/{plan}/history/{batch}")
-            except (NotADirectoryError, PermissionError):  # no batch, or another user's own
+                names = disk.names(places.batch_folder(plan, batch))
+            except (NameRefused, PermissionError):  # no batch, or another user's own
+                continue
+            if not names:
                 continue
             has_journal = any(places.epoch_of_journal(name) is not None for name in names)
             is_refused = batch in refused and not has_journal
