@@ -123,9 +123,8 @@ class Waits:
         if attempt != there.attempt:
             since = world.now
         self._behind[name] = (there.attempt, since)
-        bound = SOFT_TURN_LOWER * self._load_ms(name) + world.catalog.policy.alpha * self._load_ms(
-            there.model.name
-        )
+        quantum = world.catalog.policy.alpha * self._set_load_ms(there.model.name)
+        bound = SOFT_TURN_LOWER * self._load_ms(name) + quantum
         if world.now - since > CLASS_FACTOR * bound + CLASS_SLACK_MS:
             self.say("a higher class waits for a lower one", f"{name} behind {there.model.name}")
             self._behind[name] = (there.attempt, world.now)
@@ -180,6 +179,12 @@ class Waits:
 
     def _load_ms(self, name: str) -> float:
         return max(self._world.truth[name].load_ms, self._world.told_load_ms.get(name, 0.0))
+
+    def _set_load_ms(self, name: str) -> float:
+        """What it takes to load a model and those that its callers need beside it: a set has one turn."""
+        callers = [c for c in self._world.open.values() if name in (c.served_by, *c.beside)]
+        members = {name}.union(*((c.served_by, *c.beside) for c in callers if c.served_by))
+        return sum(self._load_ms(member) for member in members)
 
     def _occupant(self, place: str) -> SimEngine | None:
         return next((e for e in self._world.engines.values() if e.held.get(place)), None)
