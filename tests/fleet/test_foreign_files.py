@@ -42,6 +42,8 @@ def test_foreign_files_in_every_folder_stop_nothing(fleet: FleetFolder) -> None:
     )
     (fleet.root / "plans" / "p" / "items.json").write_text("[1, 2, 3, 4]")
     places.make_root(fleet.root)
+    (fleet.root / places.INBOX / "folder.json").mkdir()
+    (fleet.root / places.REFUSED / "folder.json").mkdir()
     litter_everywhere(fleet)
     coordinator = fleet.start_coordinator()
     fleet.start_agent("cpu-1")

@@ -59,6 +59,7 @@ class Inbox:
         self.active: dict[str, set[str]] = {}  # batches that have not ended -> the files that say so
         self._taken_up: list[Ledger] = []
         self._unlock_at_ms = 0
+        self._stuck: set[str] = set()  # what cannot be put aside: folders
 
     # ------------------------------------------------------------ when the coordinator starts
 
@@ -92,7 +93,7 @@ class Inbox:
             self._unlock_at_ms = now_ms + limits.LOCKED_AGAIN_MS
             for order in list(self._active.locked.values()):
                 self._take_up_again(order, now_ms)
-        listed = self._disk.names(places.INBOX)
+        listed = [name for name in self._disk.names(places.INBOX) if name not in self._stuck]
         files = sorted(
             (_URGENCY[kind], name, kind) for name in listed if (kind := _kind_of(name)) is not None
         )
@@ -139,8 +140,11 @@ class Inbox:
         """Put a plan that cannot be run, or is not wanted any more, aside with the reason."""
         _LOG.warning("action=refuse file=%s why=%s", name, why)
         told = {"error": why, **({"is_cancelled": True} if is_cancelled else {})}
-        self._disk.put(f"{places.REFUSED}/{name}", encode(told) + b"\n", durable=True)
-        self._disk.remove(f"{places.INBOX}/{name}")
+        try:
+            self._disk.put(f"{places.REFUSED}/{name}", encode(told) + b"\n", durable=True)
+            self._disk.remove(f"{places.INBOX}/{name}")
+        except IsADirectoryError:
+            self._stuck.add(name)
 
     # ------------------------------------------------------------ plans
 
