@@ -611,6 +611,68 @@ def test_a_second_coordinator_waits_for_one_of_another_machine_and_not_for_a_dea
     assert elsewhere.occupant(180_000) is None
 
 
+class LateDisk(FolderDisk):
+    """The folder on a mount that shows late which numbers of coordinators others have taken."""
+
+    is_late = False
+
+    def names(self, folder: str) -> list[str]:
+        return ["1"] if self.is_late and folder == places.EPOCHS else super().names(folder)
+
+
+def test_what_a_superseded_coordinator_does_before_its_mount_shows_its_successor_counts(rig: Rig) -> None:
+    """R17, FLEET-09: it ended a batch, and removed it from the active ones; the successor on another machine had read
+    its journal before that. The batch was neither active nor over from then on, and `plan status` said that it runs."""
+    late = LateDisk(rig.root)
+
+    def brain(boot: str, now_ms: int, disk: FolderDisk) -> Coordinator:
+        found = Coordinator(
+            disk, Watcher(boot), Pulse(boot, 1, 1, 0), wall_ms=lambda: 1_767_225_600_000, hides_ms=60_000
+        )
+        found.start(now_ms)
+        return found
+
+    rig.brain.close()
+    os.remove(rig.root / places.EPOCHS / "1")
+    first = brain("a", 0, late)
+    rig.submit("b1", "p", "### t\n- **command**: `true`\n")
+    first.turn(1)
+    [(name, _)] = rig.claim()
+    rig.report(name)
+    second = brain("b", 2, rig.disk)
+    late.is_late = True
+    first.turn(3)
+    assert os.listdir(rig.root / places.ACTIVE) == []
+    late.is_late = False
+    with pytest.raises(Superseded):
+        first.turn(4)
+    assert second.turn(60_001).next_at_ms == 60_002
+    assert second.turn(60_002).batches == 0
+    assert [entry["outcome"] for entry in rig.counted("b1") if entry["e"] == "ended"] == ["complete"]
+
+
+def test_a_coordinator_that_knows_its_predecessor_to_be_dead_does_not_wait(rig: Rig) -> None:
+    """FLEET-09: one on the same machine goes on at once, on a network mount too."""
+    rig.submit("b1", "p", "### t\n- **command**: `true`\n")
+    rig.brain.turn(0)
+    again = Coordinator(
+        rig.disk, Watcher("manager"), Pulse("manager", 2, 2, 0), wall_ms=lambda: 0, hides_ms=60_000
+    )
+    again.start(1)
+    assert again.turn(2).batches == 1
+
+
+def test_a_wait_for_another_coordinator_that_was_cut_short_is_begun_anew(rig: Rig) -> None:
+    """FLEET-09: the one that waited knew nothing of what its predecessor did, and its successor knows no more."""
+    rig.submit("b1", "p", "### t\n- **command**: `true`\n")
+    rig.brain.turn(0)
+    for pid in (1, 2):
+        brain = Coordinator(rig.disk, Watcher("b"), Pulse("b", pid, 2, 0), wall_ms=lambda: 0, hides_ms=60_000)
+        brain.start(1)
+        assert brain.turn(60_000).batches == 0
+    assert brain.turn(60_001).batches == 1
+
+
 def test_coordinators_that_come_and_go_run_no_finished_task_again(rig: Rig) -> None:
     """R17: finished tasks are not run again."""
     manifest = rig.root / "plans/big/items.json"

@@ -1,6 +1,7 @@
 """The coordinator: one loop that turns what agents report into what they are offered next.
 
-    start   take an epoch, replay each active batch, begin new journals, hear what was reported, mend the board
+    start   take an epoch; on a mount that hides changes wait until a predecessor has seen it
+    take up replay each active batch, begin new journals, hear what was reported, mend the board
     turn    read the inbox, the results and the heartbeats; decide; append; look; act
 
 Decisions become entries of the journals (`active`). The board follows only after they are written, and only if no
@@ -122,6 +123,7 @@ class Coordinator:
             disk, self._board, self._active, self._acts, self._holding, produces_ms=produces_ms
         )
         self._hides_ms = hides_ms
+        self._takes_up_at_ms: int | None = None  # while it waits for what its mount hides
         self._missing: dict[
             str, int
         ] = {}  # tokens whose slips are not to be seen -> when they are offered again
@@ -153,9 +155,23 @@ class Coordinator:
     def start(self, now_ms: int) -> None:
         """Take over. Raises Superseded when another one is faster still, OSError when the disk fails."""
         self._active.epoch = epochs.take_epoch(self._disk)
-        self._agents_at_ms = self._beat_at_ms = now_ms
-        self._stuck_at_ms = now_ms + limits.STUCK_LOOK_MS
+        has_to_wait = self._hides_ms > 0 and epochs.may_still_act(
+            self._disk, self.epoch, self._pulse, self._watcher.kernel
+        )
+        self._takes_up_at_ms = now_ms + self._hides_ms if has_to_wait else None
         self._beat(now_ms)
+        if has_to_wait:
+            _LOG.info("action=wait epoch=%d seconds=%d why=another coordinator may not have seen it yet",
+                      self.epoch, self._hides_ms // 1000)  # fmt: skip
+        else:
+            self._take_up(now_ms)
+
+    def _take_up(self, now_ms: int) -> None:
+        if self._takes_up_at_ms is not None:
+            self._takes_up_at_ms = None
+            self._beat(now_ms)
+        self._agents_at_ms = now_ms
+        self._stuck_at_ms = now_ms + limits.STUCK_LOOK_MS
         for order in self._inbox.batches():
             if order.batch in self._active.batches or order.batch in self._active.left_alone:
                 continue
@@ -173,6 +189,8 @@ class Coordinator:
         self._mend(now_ms)
         self._finish()
         self._active.at = ""
+        for batch, why in self.left_alone.items():
+            _LOG.error("batch %s is left alone: %s", batch, why)
 
     def close(self) -> None:
         """Close the journals and keep them."""
@@ -253,6 +271,10 @@ class Coordinator:
         epochs.refuse_if_superseded(self._disk, self.epoch)
         if now_ms >= self._beat_at_ms:
             self._beat(now_ms)
+        if self._takes_up_at_ms is not None:
+            if now_ms < self._takes_up_at_ms:
+                return Turn(0, 0, self._takes_up_at_ms, 0)
+            self._take_up(now_ms)
         self._dropped = 0
         has_more = self._inbox.read(now_ms)
         self._mend_for(self._inbox.taken_up(), now_ms)
@@ -299,7 +321,8 @@ class Coordinator:
 
     def _beat(self, now_ms: int) -> None:
         self._pulse = replace(self._pulse, seq=self._pulse.seq + 1)
-        epochs.announce(self._disk, self.epoch, self._host, self._pulse)
+        waits = self._takes_up_at_ms is not None
+        epochs.announce(self._disk, self.epoch, self._host, self._pulse, waits=waits)
         self._beat_at_ms = now_ms + limits.COORDINATOR_BEAT_MS
 
     # ------------------------------------------------------------ results

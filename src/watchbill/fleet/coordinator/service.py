@@ -191,8 +191,6 @@ class Service:
         places.check_root(self._root)
         brain.start(_now_ms())
         self.epoch = brain.epoch
-        for batch, why in brain.left_alone.items():
-            _LOG.error("batch %s is left alone: %s", batch, why)
         _LOG.info("action=start epoch=%d root=%s mount=%s woken_by=%s", brain.epoch, self._root, self.mount.kind,
                   "clock" if self._watch.is_blind else "inotify")  # fmt: skip
         while not self._stops:

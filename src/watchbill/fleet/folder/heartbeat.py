@@ -22,7 +22,7 @@ from watchbill.fleet.folder.headway import Headway
 from watchbill.fleet.folder.values import Fields, encode, fields_of
 
 __all__ = [
-    "Heartbeat", "Pulse", "Sighting", "Watcher", "heartbeats", "kernel_says", "read_heartbeat",
+    "Heartbeat", "Kernel", "Pulse", "Sighting", "Watcher", "heartbeats", "kernel_says", "read_heartbeat",
     "write_heartbeat",
 ]  # fmt: skip
 
@@ -129,6 +129,11 @@ class Watcher:
         self._boot_id = boot_id
         self._kernel = kernel
         self._seen: dict[str, Sighting] = {}
+
+    @property
+    def kernel(self) -> Kernel:
+        """Asks the kernel of this boot."""
+        return self._kernel
 
     def is_dead(self, name: str, pulse: Pulse | None, now_ms: int) -> bool:
         """Whether the process of this name is dead, or silent for so long that it counts as dead.

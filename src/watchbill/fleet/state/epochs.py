@@ -8,6 +8,10 @@ The rule by which no coordinator acts on what does not count: **write, look, act
 journals, then looks whether a higher number was taken, and only then touches the board. A successor reads the journals
 after it took its number. So if the look found none, every later successor has seen those lines.
 
+On a mount that hides what others do, a look may be as old as the mount hides anything. There a coordinator that takes
+over from one that may still run (`may_still_act`) waits for so long between its number and the journals: by then the
+one before it has seen the number, and everything that it acted on is to be seen.
+
 Numbers are taken without gaps, and only the newest ones are kept, because each look lists them. A coordinator that
 hung between its look and its file may so create a number again that was taken and removed: it looks once more.
 """
@@ -19,11 +23,11 @@ from watchbill.files.atomic import NotAFile
 from watchbill.fleet import limits
 from watchbill.fleet.folder import places
 from watchbill.fleet.folder.disk import Disk
-from watchbill.fleet.folder.heartbeat import Pulse, Watcher
+from watchbill.fleet.folder.heartbeat import Kernel, Pulse, Watcher
 from watchbill.fleet.folder.values import Fields, encode, fields_of
 
 __all__ = [
-    "Incumbent", "Office", "Superseded", "announce", "is_taken", "refuse_if_superseded", "take_epoch",
+    "Incumbent", "Office", "Superseded", "announce", "is_taken", "may_still_act", "refuse_if_superseded", "take_epoch",
 ]  # fmt: skip
 
 _NUMBER = re.compile(r"[1-9][0-9]{0,9}")
@@ -61,10 +65,7 @@ class Office:
         return None if is_dead else Incumbent(fields.text("host"), pulse)
 
     def _read(self) -> Fields | None:
-        try:
-            return fields_of(self._disk.read(places.COORDINATOR, limits.FLEET_FILE_BYTES_MAX))
-        except (FileNotFoundError, ValueError, NotAFile):
-            return None
+        return _announced(self._disk)
 
 
 def take_epoch(disk: Disk) -> int:
@@ -83,6 +84,22 @@ def take_epoch(disk: Disk) -> int:
     raise FileExistsError(f"no epoch could be taken in {limits.FLEET_TRIES_MAX} tries")
 
 
+def may_still_act(disk: Disk, epoch: int, own: Pulse, kernel: Kernel) -> bool:
+    """Whether the coordinator before this epoch may run: not one of this boot that is dead, or was this process.
+
+    Asked before this epoch is announced.
+    """
+    if epoch == 1:
+        return False
+    fields = _announced(disk)
+    if fields is None or fields.whole("epoch") != epoch - 1 or fields.flag("waits"):
+        return True  # one that ended while it waited has left the one before it as it was
+    pulse = Pulse.of(fields)
+    is_here = bool(own.boot_id) and pulse.boot_id == own.boot_id
+    is_own = (pulse.pid, pulse.start_time) == (own.pid, own.start_time)
+    return not is_here or (not is_own and kernel(pulse.pid, pulse.start_time))
+
+
 def is_taken(disk: Disk, epoch: int) -> bool:
     """Whether a coordinator of this folder has ever taken this number."""
     return epoch <= max(_taken(disk), default=0)
@@ -94,9 +111,17 @@ def refuse_if_superseded(disk: Disk, epoch: int) -> None:
         raise Superseded
 
 
-def announce(disk: Disk, epoch: int, host: str, pulse: Pulse) -> None:
-    """Say who is in charge: for people, and for the `Office` of the next one."""
-    disk.put(places.COORDINATOR, encode({"epoch": epoch, "host": host, **pulse.fields()}) + b"\n")
+def announce(disk: Disk, epoch: int, host: str, pulse: Pulse, *, waits: bool = False) -> None:
+    """Say who is in charge: for people, and for the `Office` of the next one. `waits`: for what its mount hides."""
+    told = {"epoch": epoch, "host": host, **pulse.fields(), **({"waits": True} if waits else {})}
+    disk.put(places.COORDINATOR, encode(told) + b"\n")
+
+
+def _announced(disk: Disk) -> Fields | None:
+    try:
+        return fields_of(disk.read(places.COORDINATOR, limits.FLEET_FILE_BYTES_MAX))
+    except (FileNotFoundError, ValueError, NotAFile):
+        return None
 
 
 def _taken(disk: Disk) -> list[int]:
