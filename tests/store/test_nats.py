@@ -101,6 +101,41 @@ def test_a_single_look_finds_a_worker_of_this_machine_that_died_before_its_first
         assert by_hand(spool).stats().in_flight == 0
 
 
+def test_the_batch_of_a_dead_worker_is_drained_without_a_new_delivery_of_all_for_each(
+    server: Broker, child: Any, corpus: Path
+) -> None:
+    """SPOOL-05, SPOOL-08: each of its events comes alone, and new ones do not stand behind them for minutes."""
+    batch = 200
+
+    def die_with_leases(say: Say) -> None:
+        spool = JetSpool("jobs", server.reach, lease_s=LEASE_S)
+        held = 0
+        while held < batch:
+            held += len(spool.lease_many(batch - held))
+        say(held)
+        signal.pause()
+
+    with JetSpool("jobs", server.reach, lease_s=LEASE_S) as spool:
+        spool.enqueue_many([event(number) for number in range(batch)])
+        worker = child(die_with_leases)
+        assert worker.first() == batch
+        worker.kill()
+        spool.enqueue_many([event(f"new {number}") for number in range(batch)])
+        drain = Drain(spool, Corpus(corpus))
+        running = threading.Thread(target=drain.run)
+        running.start()
+        try:
+            wait_until(lambda: drain.report.settled == 2 * batch, 60.0)
+        finally:
+            drain.stop()
+            running.join()
+        told = spool.run(lambda link: link.api(f"CONSUMER.INFO.jobs.{CONSUMER}"), "look")
+        assert told["delivered"]["consumer_seq"] < 8 * batch
+    assert Counter(ids(corpus)) == Counter(
+        [str(n) for n in range(batch)] + [f"new {n}" for n in range(batch)]
+    )
+
+
 @pytest.mark.parametrize("other", ["boot", "pids", ""])
 def test_a_process_is_judged_only_where_its_pid_means_something(other: str) -> None:
     """A worker on another boot, or in another container, may be alive whatever has its pid here."""

@@ -11,11 +11,13 @@ from types import MappingProxyType
 import pytest
 
 from support.eventually import wait_until
-from watchbill.catalog import SpoolRules
+from support.nats_server import TOKEN, broker
+from watchbill.catalog import NatsRules, SpoolRules
 from watchbill.core.messages import Alert
 from watchbill.runtime import drains as drains_module
 from watchbill.runtime.drains import Drains
 from watchbill.spool import Spool, stats
+from watchbill.spool.jetstream import JetSpool
 from watchbill.units import Millis
 
 
@@ -135,6 +137,24 @@ def test_what_a_spool_holds_is_known(drains: Drains, tmp_path: Path) -> None:
         held = {"waiting": 33, "leased": 1, "poison": 1}
         wait_until(lambda: {key: drains.view()["a"][key] for key in held} == held)
     assert drains.view()["none"]["waiting"] == 0
+
+
+def test_a_count_that_waited_for_the_broker_is_soon_followed_by_the_next(
+    drains: Drains, tmp_path: Path
+) -> None:
+    """SPOOL-06, SPOOL-08: after a broker stood still for seconds, `status` is not stale for minutes."""
+    with broker(tmp_path / "broker") as server:
+        nats = NatsRules((server.url,), token=TOKEN)
+        with JetSpool("watchbill_a", server.reach) as spool:
+            spool.enqueue(event(1))
+            server.stop()
+            going_on = threading.Timer(2.0, server.go_on)  # how long it stands still is the experiment
+            going_on.start()
+            drains.reconfigure({"a": rules("a", drain=False, backend="nats", nats=nats)})
+            wait_until(lambda: drains.view()["a"]["waiting"] == 1)
+            going_on.join()
+            spool.enqueue(event(2))
+            wait_until(lambda: drains.view()["a"]["waiting"] == 2, 30.0)
 
 
 def test_a_changed_config_changes_the_drains_and_leaves_the_rest(drains: Drains, tmp_path: Path) -> None:

@@ -241,7 +241,10 @@ class _Keeper:
         self._held = dict(zip(self._held, held.values(), strict=True))
         self._look_at_servers()
         took_s = time.monotonic() - began_s
-        self._count_at_s = began_s + took_s / DRAIN_COUNT_SHARE
+        pause_s = took_s / DRAIN_COUNT_SHARE
+        if is_on_broker(self.rules):  # what took long was a wait for it, and no work
+            pause_s = min(pause_s, DRAIN_SERVERS_MS / 1000)
+        self._count_at_s = time.monotonic() + pause_s
 
     def _look_at_servers(self) -> None:
         """Finds a server of the broker that is ill. One that was restarted is behind for seconds, so one look in which

@@ -98,7 +98,7 @@ DRAIN_LOOK_MS = 1_000
 DRAIN_POISON_TOLD_MS = 60_000
 #: The share of a keeper's time that may go into counting the events of its spool.
 DRAIN_COUNT_SHARE = 0.02
-#: How often a keeper looks whether all servers of a broker keep copies of its events.
+#: How often a keeper looks whether all servers of a broker keep copies of its events, and at the latest counts them.
 DRAIN_SERVERS_MS = 10_000
 #: How long a drain's thread may hold the interpreter while the event loop waits for it.
 DRAIN_SWITCH_MS = 0.5

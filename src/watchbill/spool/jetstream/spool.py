@@ -45,6 +45,7 @@ from watchbill.spool.limits import (
 from watchbill.spool.limits import (
     BROKER_BEATS,
     BROKER_LEASE_S,
+    BROKER_PENDING_MAX,
     BROKER_REPLY_S,
     BROKER_WINDOW,
     BUNDLE_BYTES_MAX,
@@ -114,6 +115,7 @@ class JetSpool:
         self._is_ready = False
         self._readying = asyncio.Lock()
         self._arrived = asyncio.Event()
+        self._pull_most = BROKER_PENDING_MAX  # fewer while retries come alone
         self._leases = OwnLeases(self._link, self.holders, self.lease_s)
         self._deliveries = Deliveries(self._link, self.streams, self.lease_s, self._arrived.set)
 
@@ -497,7 +499,9 @@ class JetSpool:
         behind that is found by pulling on: at most once for each event that others hold."""
         pulls = 0
         while True:
-            deliveries = await self._deliveries.pull(count, bytes_max)
+            deliveries = await self._deliveries.pull(
+                min(count, self._pull_most) if retries_alone else count, bytes_max
+            )
             leases = await self._sort_out(deliveries, retries_alone)
             pulls += 1
             if leases or not deliveries or pulls > len(self.holders.all_held()):
@@ -514,13 +518,14 @@ class JetSpool:
         leases: list[StreamLease] = []
         back: dict[str, float] = {}  # reply and pause of what is not for us now
         is_full = False
+        tries = await self._tries_of(deliveries)
         for each in deliveries:
             if (held := self._leases.get(each.stored.seq)) is not None:
                 held.reply = each.reply  # the broker forgot that it is ours
             elif self.holders.of(each.stored.seq) is not None:
                 back[each.reply] = self.lease_s / BROKER_BEATS
             else:
-                lease = await self._leased(each)
+                lease = self._leased(each, tries.get(each.stored.seq, 0))
                 first = leases[0].attempt if leases else 0
                 is_full = is_full or (retries_alone and first > 0 and max(first, lease.attempt) > 1)
                 if is_full:
@@ -528,11 +533,23 @@ class JetSpool:
                 else:
                     leases.append(lease)
         await self._together(put_back(self._link, reply, pause_s) for reply, pause_s in back.items())
+        # The retries of a dead worker's batch come alone: pulled by the batch, all others would go back for each one.
+        is_alone = is_full or (retries_alone and any(each.attempt > 1 for each in leases))
+        self._pull_most = 1 if is_alone else min(self._pull_most * 2, BROKER_PENDING_MAX)
         return leases
 
-    async def _leased(self, delivery: Delivery) -> StreamLease:
+    async def _tries_of(self, deliveries: list[Delivery]) -> dict[int, int]:
+        """The used attempts of what was delivered before, asked for together: one by one took longer than a lease."""
+        found: dict[int, int] = {}
+
+        async def look(seq: int) -> None:
+            found[seq] = await self.holders.tries(seq)
+
+        await self._together(look(each.stored.seq) for each in deliveries if each.times > 1)
+        return found
+
+    def _leased(self, delivery: Delivery, tries: int) -> StreamLease:
         stored = delivery.stored
-        tries = await self.holders.tries(stored.seq) if delivery.times > 1 else 0
         attempt = max(stored.attempts, tries) + 1
         return StreamLease(
             with_attempt(stored.name, attempt), attempt, True, "", stored.name,
