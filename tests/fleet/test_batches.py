@@ -226,6 +226,25 @@ def test_a_stopped_coordinator_that_was_replaced_changes_nothing_and_leaves(flee
     assert second.poll() is None and len(fleet.entries("p", batch, "accept")) == 20
 
 
+def test_a_coordinator_that_was_replaced_while_its_folder_was_away_leaves(fleet: FleetFolder) -> None:
+    """FLEET-09: it began anew as if nobody were there, and superseded the one that had taken over, which then left."""
+    coordinator = fleet.start_coordinator()
+    record, away = fleet.root / places.COORDINATOR, fleet.home / "away"
+    wait_until(record.exists)
+    fleet.root.rename(away)
+    fleet.root.mkdir()  # a mount point without its mount
+    wait_until(lambda: "the shared folder failed" in fleet.log.read_text())
+    told = json.loads((away / places.COORDINATOR).read_text())
+    taken = max(int(name) for name in os.listdir(away / places.EPOCHS)) + 1
+    (away / places.EPOCHS / str(taken)).touch()
+    (away / places.COORDINATOR).write_text(json.dumps({**told, "epoch": taken, "boot_id": "another"}))
+    fleet.root.rmdir()
+    away.rename(fleet.root)
+    assert coordinator.wait(PATIENCE_S) == 1
+    assert "another coordinator has taken over" in fleet.log.read_text()
+    assert max(int(name) for name in os.listdir(fleet.root / places.EPOCHS)) == taken
+
+
 def test_a_batch_can_be_cancelled_and_resumed(fleet: FleetFolder) -> None:
     """PLAN-07."""
     fleet.write_plan(

@@ -279,6 +279,21 @@ def test_a_slip_whose_reply_is_lost_is_offered_once_and_ends_no_coordinator(
     assert os.listdir(machines.fleet.root / places.DRAFTS) == []
 
 
+@pytest.mark.parametrize("seed", [0, 1], ids=["EIO", "ENOENT"])
+def test_a_slip_that_is_put_away_with_a_lost_reply_ends_no_coordinator(machines: Machines, seed: int) -> None:
+    """FLEET-09: each lost reply began a new coordinator, a second later each time."""
+    places.make_fleet(machines.fleet.root)
+    here = Board(FolderDisk(machines.fleet.root))
+    here.publish("n", a_slip())
+    for _ in range(seed):
+        machines.mount(f"none-{seed}")
+    mount = machines.mount("manager", hides_s=60.0, loses_first=1)
+    Board(FolderDisk(mount.path)).put_away("n", places.EXPIRED)
+    assert machines.lost_replies() == 1
+    assert os.listdir(machines.fleet.root / places.QUEUE) == []
+    assert os.listdir(machines.fleet.root / places.EXPIRED) == ["n"]
+
+
 def test_a_slip_that_an_agent_has_taken_unseen_is_not_offered_again(machines: Machines) -> None:
     """FLEET-09: a coordinator that starts sees that the slip has left the queue, and not yet where it is. Two agents
     ran one token side by side. A slip that stays away for as long as a mount hides anything is offered again."""

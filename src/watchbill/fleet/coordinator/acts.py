@@ -4,14 +4,13 @@ Acts are collected while it decides and carried out together at the end of the t
 look, act). Every act may be repeated, by a successor too, and may have been carried out although its reply was lost.
 """
 
-import contextlib
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 
 from watchbill.fleet.coordinator.active import ActiveBatches
 from watchbill.fleet.folder import places
 from watchbill.fleet.folder.board import Board
-from watchbill.fleet.folder.disk import Disk
+from watchbill.fleet.folder.disk import Disk, move_surely
 from watchbill.fleet.state.approving import Answer, Question, record_of
 from watchbill.fleet.state.ledger import Phase
 
@@ -60,7 +59,7 @@ class Acts:
 
     def move(self, source: str, target: str) -> None:
         """Plan to move a file that may have been moved before."""
-        self.later(lambda: self._move(source, target))
+        self.later(lambda: move_surely(self._disk, source, target))
 
     def remove(self, path: str) -> None:
         """Plan to remove a file."""
@@ -89,7 +88,3 @@ class Acts:
         for name in names:
             for agent in holdings.holders_of(name):
                 self._board.put_away(name, places.EXPIRED, holder=agent)
-
-    def _move(self, source: str, target: str) -> None:
-        with contextlib.suppress(FileNotFoundError):  # moved by a predecessor, or its reply was lost
-            self._disk.move(source, target)

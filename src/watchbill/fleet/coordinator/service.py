@@ -33,6 +33,7 @@ from watchbill.fleet.folder import places
 from watchbill.fleet.folder.disk import FolderDisk
 from watchbill.fleet.folder.heartbeat import Pulse, Watcher
 from watchbill.fleet.logs import Part
+from watchbill.fleet.state import epochs
 from watchbill.fleet.state.epochs import Incumbent, Office, Superseded
 from watchbill.limits import STUCK_AFTER_MS
 
@@ -78,7 +79,7 @@ class Service:
         self._faults: Counter[str] = Counter()  # batch -> coordinators of this process that failed at it
         self._set_aside: dict[str, str] = {}
         self._clean_at_ms = 0
-        self.epoch = 0
+        self._epoch = 0  # the last one that this process has taken
 
     def stop(self) -> None:
         """Ask it to leave; may be called by a signal handler."""
@@ -163,6 +164,7 @@ class Service:
                 self._pause(pause_ms)
                 pause_ms = min(pause_ms * 2, limits.COORDINATOR_AGAIN_MS[1])
             finally:
+                self._epoch = max(self._epoch, brain.epoch)
                 with contextlib.suppress(
                     OSError
                 ):  # what was acknowledged is on the disk; the rest does not count
@@ -178,9 +180,8 @@ class Service:
             self._set_aside[batch] = f"{why}, and start the coordinator anew to have it tried again"
 
     def _new_coordinator(self) -> Coordinator:
-        pid = os.getpid()
         return Coordinator(
-            self._disk, self._watcher, Pulse(boot_id(), pid, start_time(pid) or 0, 0), host=host_name(),
+            self._disk, self._watcher, _pulse(), host=host_name(),
             root=str(self._root), fleet=self._fleet, wall_ms=lambda: time.time_ns() // 1_000_000,
             stuck_after_ms=self._settings.stuck_after_ms,
             produces_ms=self.mount.shows_within_ms, hides_ms=self.mount.hides_ms,
@@ -189,8 +190,9 @@ class Service:
 
     def _serve(self, brain: Coordinator) -> None:
         places.check_root(self._root)
+        if self._epoch:
+            epochs.refuse_if_replaced(self._disk, self._epoch, _pulse(), self._watcher.kernel)
         brain.start(_now_ms())
-        self.epoch = brain.epoch
         _LOG.info("action=start epoch=%d root=%s mount=%s woken_by=%s", brain.epoch, self._root, self.mount.kind,
                   "clock" if self._watch.is_blind else "inotify")  # fmt: skip
         while not self._stops:
@@ -218,6 +220,11 @@ class Service:
         until_ms = _now_ms() + pause_ms
         while not self._stops and (left_ms := until_ms - _now_ms()) > 0:
             self._watch.wait(left_ms / 1000)
+
+
+def _pulse() -> Pulse:
+    pid = os.getpid()
+    return Pulse(boot_id(), pid, start_time(pid) or 0, 0)
 
 
 def _refusal(occupant: Incumbent | None) -> OursError:

@@ -30,7 +30,7 @@ from watchbill.files.atomic import (
 from watchbill.files.checked_log import CheckedLog, LineReader
 from watchbill.files.patterns import matches
 
-__all__ = ["Disk", "FolderDisk", "Log"]
+__all__ = ["Disk", "FolderDisk", "Log", "move_surely"]
 
 #: What a client answers when it does not know whether the server has carried out a rename.
 _REPLY_LOST = frozenset({errno.ENOENT, errno.EIO, errno.ETIMEDOUT, errno.ESTALE})
@@ -110,6 +110,21 @@ class Disk(Protocol):
         Bytes from `until` on do not exist. A long file comes in pieces: ask again until there are no lines.
         """
         ...
+
+
+def move_surely(disk: Disk, source: str, target: str) -> bool:
+    """Rename a file that nobody puts there again; a rename whose reply was lost is repeated. False where it is gone."""
+    for last in (False, False, True):
+        try:
+            disk.move(source, target)
+        except FileNotFoundError:
+            return False
+        except OSError as error:
+            if last or error.errno not in _REPLY_LOST:
+                raise
+        else:
+            break
+    return True
 
 
 #: What says that there is no such folder: a file, or a link to itself, in its place counts as none.

@@ -27,7 +27,8 @@ from watchbill.fleet.folder.heartbeat import Kernel, Pulse, Watcher
 from watchbill.fleet.folder.values import Fields, encode, fields_of
 
 __all__ = [
-    "Incumbent", "Office", "Superseded", "announce", "is_taken", "may_still_act", "refuse_if_superseded", "take_epoch",
+    "Incumbent", "Office", "Superseded", "announce", "is_taken", "may_still_act", "refuse_if_replaced",
+    "refuse_if_superseded", "take_epoch",
 ]  # fmt: skip
 
 _NUMBER = re.compile(r"[1-9][0-9]{0,9}")
@@ -94,7 +95,21 @@ def may_still_act(disk: Disk, epoch: int, own: Pulse, kernel: Kernel) -> bool:
     fields = _announced(disk)
     if fields is None or fields.whole("epoch") != epoch - 1 or fields.flag("waits"):
         return True  # one that ended while it waited has left the one before it as it was
-    pulse = Pulse.of(fields)
+    return _is_another(Pulse.of(fields), own, kernel)
+
+
+def refuse_if_replaced(disk: Disk, epoch: int, own: Pulse, kernel: Kernel) -> None:
+    """Raise Superseded where a coordinator that may run has taken over since this epoch of our process has failed.
+
+    Not by the number alone: our process may have taken it, and the reply was lost.
+    """
+    fields = _announced(disk)
+    if fields is not None and fields.whole("epoch") > epoch and _is_another(Pulse.of(fields), own, kernel):
+        raise Superseded
+
+
+def _is_another(pulse: Pulse, own: Pulse, kernel: Kernel) -> bool:
+    """Whether this is of another process, which may run: not of one of this boot that is dead."""
     is_here = bool(own.boot_id) and pulse.boot_id == own.boot_id
     is_own = (pulse.pid, pulse.start_time) == (own.pid, own.start_time)
     return not is_here or (not is_own and kernel(pulse.pid, pulse.start_time))
