@@ -64,11 +64,12 @@ SHAPES: dict[str, Shape] = {
     },
     "Alive": record(status=TEXT),
     "Device": record(
-        capacity=WHOLE, reserve=WHOLE, budget=WHOLE, available=maybe(WHOLE), used=WHOLE, planned=WHOLE, loading=WHOLE,
-        stopping=WHOLE, asleep=WHOLE, lent=WHOLE, emergency=FLAG, maintenance=FLAG, constrained=maybe(TEXT),
+        capacity=WHOLE, reserve=WHOLE, budget=WHOLE, available=maybe(WHOLE),
+        read_ms_ago=maybe(WHOLE), used=WHOLE, planned=WHOLE, loading=WHOLE, stopping=WHOLE, asleep=WHOLE, lent=WHOLE,
+        emergency=FLAG, maintenance=FLAG, constrained=maybe(TEXT),
         card={"anyOf": [ref("Card"), {"type": "null"}]}, constraint=maybe(
             record(
-                trouble={"enum": ["heat", "memory", "power", "throttled"]},
+                trouble={"enum": ["heat", "memory", "power", "throttled", "unread"]},
                 figure=NUMBER, limit=NUMBER, throttled=listed(TEXT),
             )
         ),

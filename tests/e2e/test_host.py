@@ -10,6 +10,7 @@ import pytest
 
 from e2e.place import Place, is_listening, scripted
 from support.eventually import eventually
+from watchbill.core.ledger import READING_AGE_MAX_MS
 from watchbill.engines.base import endpoint_of
 from watchbill.errors import NotReachable, OursError
 from watchbill.fleet.agent.host import HostMemory, PrivateDaemon, find_host
@@ -108,6 +109,32 @@ async def test_a_card_that_is_too_hot_makes_its_agent_constrained(place: Place, 
         await memory.close()
 
 
+@pytest.mark.timeout(120)
+async def test_a_card_that_falls_off_takes_no_tasks_while_its_last_reading_is_recent(
+    place: Place, cards: Path
+) -> None:
+    """FLEET-04: for half a minute its agent went on to claim tasks for it, which failed there."""
+    place.config.write_text(CONFIG)
+    memory = memory_of(place.up().url)
+    await memory.open()
+    try:
+        assert memory.state.is_open
+
+        async def is_open_now() -> bool:
+            await memory.look()
+            return memory.state.is_open
+
+        async def is_shut_now() -> bool:
+            return not await is_open_now()
+
+        cards.write_text(json.dumps({"cards": []}))
+        await eventually(is_shut_now, READING_AGE_MAX_MS / 2000)  # long before its reading is too old
+        cards.write_text(json.dumps(CARDS))
+        await eventually(is_open_now)
+    finally:
+        await memory.close()
+
+
 @pytest.mark.timeout(180)
 async def test_an_agent_whose_daemon_is_gone_has_no_memory_to_lend(place: Place, cards: Path) -> None:
     """FLEET-01: nothing is claimed for a device that nobody keeps the ledger of."""
@@ -152,7 +179,7 @@ async def test_an_agent_starts_a_daemon_of_its_own_where_none_runs_and_ends_it(
     place.config.write_text(scripted("qwen"))
     root = Root(tmp_path / "private", is_named=True)
     assert find_host(root) is None
-    private = PrivateDaemon(root, place.config)
+    private = PrivateDaemon(root, place.config, (), has_model=True)
     url = await private.start()
     try:
         assert find_host(root) == url

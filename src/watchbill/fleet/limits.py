@@ -174,6 +174,8 @@ HOST_STOP_MS_MAX = 40_000
 HOST_ANSWER_MS_MAX = 10_000
 HOST_LOAN_MS_MAX = 45_000
 HOST_LOAD_MS_MAX = 600_000
+#: How old the last reading of its card may be: its daemon reads once a second.
+HOST_READING_MS_MAX = 5_000
 #: How often it looks whether that has happened.
 HOST_LOOK_MS = 100
 

@@ -106,6 +106,7 @@ def _device(state: State, name: str) -> dict[str, object]:
         "reserve": book.device.reserve,
         "budget": book.budget,
         "available": book.reading.available if book.reading else None,
+        "read_ms_ago": book.reading.age_ms if book.reading else None,
         "used": state.used(name, Stage.READY, Stage.DRAINING),
         "planned": state.used(name, Stage.PLANNED),
         "loading": state.used(name, Stage.LOADING),

@@ -351,7 +351,7 @@ def _state(memory: HostMemory, status: Fields) -> DeviceState:
         budget_mb=int(min(budget, BUDGET_SHARE * total)) // _MIB if devices else 0,
         health=Health.CONSTRAINED if troubles else Health.HEALTHY,
         constraints=troubles,
-        is_open=is_read,
+        is_open=is_read and all(view.whole("read_ms_ago") <= limits.HOST_READING_MS_MAX for view in views),
         own_model=own,
         hot=_spelled(models, hot),
         models=_spelled(models, sorted(here, key=lambda name: name != own)),
