@@ -176,6 +176,21 @@ def test_background_work_of_this_machine_revokes_nothing(world_of: WorldOf, mode
     assert far.outcome == "answered" and not world.judge.broken
 
 
+def test_a_request_that_comes_back_after_its_lease_was_given_back_does_not_wait(
+    world_of: WorldOf, model: ModelOf
+) -> None:
+    """RES-23: its machine is told that it has no lease, and asks anew, instead of being served without one."""
+    world = leased_world(world_of, model)
+    id = lease(world, "far")
+    far = world.arrive("far", 5_000, lane="leased", lease=id)
+    while not world.core.state.models["far"].running:
+        world.run(world.now + 10)
+    world.arrive("near", 500, lane="chat")  # it makes way
+    world.feed(m.LeaseEnded(id))
+    world.run(world.now + 10)
+    assert far.outcome == m.Refusal.NO_LEASE and not world.judge.broken
+
+
 def test_no_lease_is_given_while_somebody_works_and_a_peer_holds_a_bounded_number(
     world_of: WorldOf, model: ModelOf
 ) -> None:

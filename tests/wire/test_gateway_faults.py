@@ -73,6 +73,15 @@ def hangs(after: bytes = b"") -> Talk:
     return talk
 
 
+async def rambles(_asked: Asked, writer: asyncio.StreamWriter) -> None:
+    """An engine that goes on and on."""
+    writer.write(HEAD)
+    while True:
+        writer.write(chunk(sse(*chat_events("and so"))[:300]))
+        await writer.drain()
+        await asyncio.sleep(0.001)
+
+
 # ------------------------------------------------------------------ engines
 
 
@@ -222,6 +231,26 @@ async def test_a_forced_eviction_cuts_a_stream_with_an_error_event() -> None:
             assert (await opened.ask("/wb/v1/models/a/evict", {"force": True})).status == 200
         assert b'"code":"preempted"' in await reader.readuntil(b"0\r\n\r\n")
         await opened.until_idle()
+
+
+async def test_a_whole_answer_that_a_forced_eviction_cuts_is_asked_for_anew() -> None:
+    """RES-06, RES-12: its engine had begun, and its client has had no byte: it goes back to its lane."""
+    talk = in_turn(rambles, stream_of(EVENTS))
+    async with open_gateway(talk) as opened:
+        asking = asyncio.create_task(opened.ask("/v1/chat/completions", CHAT))
+        await eventually(lambda: has_begun(opened))
+        async with asyncio.timeout(10):
+            assert (await opened.ask("/wb/v1/models/a/evict", {"force": True})).status == 200
+            answer = await asking
+        assert answer.status == 200
+        assert answer.json["choices"][0]["message"]["content"] == "one two three"
+        await opened.until_idle()
+
+
+def has_begun(opened: OpenGateway) -> bool:
+    """Whether the scheduler knows of a first byte of the engine's answer."""
+    models = opened.driver._core.state.models.values()  # pyright: ignore[reportPrivateUsage]
+    return any(running.begun for model in models for running in model.running.values())
 
 
 @pytest.mark.parametrize("body", [CHAT, STREAM], ids=["whole", "stream"])

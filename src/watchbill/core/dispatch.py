@@ -45,6 +45,8 @@ KEEP_ALIVE_MAX_MS = 24 * 3_600_000
 #: Read at every start and end; looking a member up in its enum takes ten times longer.
 _READY = Stage.READY
 _INTERACTIVE, _LEASED, _ROTATION = WorkClass.INTERACTIVE, WorkClass.LEASED, WorkClass.ROTATION
+#: The cuts of a request that comes back although nothing of it failed, and whose caller has seen nothing of its answer.
+_MADE_WAY = frozenset({CutKind.REQUEUE, CutKind.PREEMPTED})
 
 
 class Dispatch:
@@ -389,6 +391,9 @@ class Dispatch:
         if missing := self._state.missing_of(request):
             self._state.refuse(request.id, Refusal.MODEL_NOT_FOUND, f"{missing} is no longer in the config")
             return
+        if request.lease is not None and request.lease not in self._state.leases:
+            self._state.refuse(request.id, Refusal.NO_LEASE, "its lease has ended")
+            return
         pauses = goes_on or model.serving.spec.site is not None
         request = _remainder(running, now, pauses=pauses)
         if event.failed_at and event.failed_at not in request.failed_at:
@@ -476,7 +481,7 @@ def _due_again(running: Running, now: int, *, goes_on: bool) -> int:
     request = running.request
     if goes_on:
         return now + request.max_wait_ms
-    if running.cut == CutKind.REQUEUE:
+    if running.cut in _MADE_WAY:
         return now + running.patience_left_ms
     return request.arrived_at + request.max_wait_ms
 
@@ -489,7 +494,7 @@ def _remainder(running: Running, now: int, *, pauses: bool) -> Request:
     that happens, it ends when its wait and its time limit together are over.
     """
     request, used = running.request, running.ran_ms(now)
-    was_cut = request.was_cut or running.cut == CutKind.REQUEUE
+    was_cut = request.was_cut or running.cut in _MADE_WAY
     bound_at = request.bound_at or request.arrived_at + request.max_wait_ms + request.timeout_ms
     request = msgspec.structs.replace(request, bound_at=bound_at)
     if not pauses and (running.is_orphaned or running.cut in (None, CutKind.ENGINE_FAILED)):

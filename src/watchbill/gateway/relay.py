@@ -728,7 +728,10 @@ class Relay(AbstractContextManager["Relay", None]):
             return
         # An engine that was gone before it was asked has failed no request: the turn goes back.
         was_unused = cut is CutKind.ENGINE_FAILED and self._call is None
-        if cut not in (CutKind.REQUEUE, CutKind.BOUNDARY) and not was_unused:
+        makes_way = cut in (CutKind.REQUEUE, CutKind.BOUNDARY) or (
+            cut is CutKind.PREEMPTED and self._is_unseen
+        )
+        if not makes_way and not was_unused:
             self._count_break(error)
             is_second = self._failed_attempt is not None and not self._advances() and not self._is_away(error)
             is_silent = self._is_at_peer and error.kind is FailureKind.TIMEOUT

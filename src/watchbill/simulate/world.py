@@ -362,8 +362,8 @@ class World:
             caller.has_words = True
             caller.wait_again(self.now + self._lanes_wait_ms(caller), is_failed=False)
             self.at(self.now, lambda: self._return(caller, parting, goes_on=True))
-        elif action.how == "requeue":
-            if caller.was_cut:
+        elif action.how == "requeue" or (action.how == "preempted" and caller.is_indivisible):
+            if action.how == "requeue" and caller.was_cut:
                 self.judge.say("cut twice before its first byte", action.id)
             caller.was_cut = True
             wait_ms = self._lanes_wait_ms(caller) if caller.has_words else caller.request.max_wait_ms
