@@ -249,7 +249,7 @@ async def test_a_whole_answer_that_a_forced_eviction_cuts_is_asked_for_anew() ->
 
 def has_begun(opened: OpenGateway) -> bool:
     """Whether the scheduler knows of a first byte of the engine's answer."""
-    models = opened.driver._core.state.models.values()  # pyright: ignore[reportPrivateUsage]
+    models = opened.driver._core.state.models.values()
     return any(running.begun for model in models for running in model.running.values())
 
 

@@ -505,8 +505,8 @@ class CutKind(StrEnum):
 
     REQUEUE = "requeue"  # it goes back to its line: no byte was sent; answer with Returned
     BOUNDARY = "boundary"  # it goes back at the next safe boundary; answer with Returned
-    # An emergency or the operator ends it: an error frame, then Ended. One whose caller gets a whole answer and has seen
-    # nothing of it goes back to its line instead: Returned.
+    # An emergency or the operator ends it: an error frame, then Ended. One whose caller gets a whole answer, and has
+    # seen nothing of it, goes back to its line instead: Returned.
     PREEMPTED = "preempted"
     RUN_TIMEOUT = "run_timeout"  # the lane's time limit is over: the same
     ENGINE_FAILED = "engine_failed"  # its engine died or was reset: the same
