@@ -91,6 +91,37 @@ def test_an_outage_is_alerted_and_shown_and_passes(tmp_path: Path) -> None:
         server.kill()
 
 
+def test_a_broker_at_its_own_limit_is_named_with_what_to_do(tmp_path: Path) -> None:
+    """SPOOL-08, docs/nats.md: nothing can be leased there; status, an alert and doctor say why, and what frees it."""
+    server = Broker(tmp_path / "broker")
+    unbounded = server.config.read_text()
+    server.config.write_text(unbounded.replace("jetstream {", "jetstream { max_file_store: 1MB,"))
+    (tmp_path / "place").mkdir()
+    config = EXAMPLE.read_text() + f'\n[nats]\nservers = ["{server.url}"]\ntoken = "{TOKEN}"\n'
+    place = Place(tmp_path / "place", config)
+    stored = 0
+    try:
+        server.start()
+        with JetSpool("watchbill_jobs", server.reach) as spool, contextlib.suppress(SpoolFull):
+            while True:
+                spool.enqueue({"id": str(stored), "kind": "note", "ts": 0, "text": "x" * 9_000})
+                stored += 1
+        daemon = place.up()
+        complaint = wait_until(lambda: daemon.status()["spools"]["jobs"]["complaint"])
+        assert "insufficient resources" in complaint and "max_file_store" in complaint
+        assert any("shorten keep_done" in str(each) for each in place.events("alert"))
+        assert "shorten keep_done" in " ".join(place.run("doctor").stdout.split())
+        server.kill()
+        server.config.write_text(unbounded)
+        server.start()
+        corpus = place.root / "corpus/jobs.jsonl"
+        wait_until(lambda: corpus.exists() and len(corpus.read_text().splitlines()) >= stored, 60.0)
+        assert daemon.stop() == 0
+    finally:
+        place.close()
+        server.kill()
+
+
 def test_a_broker_whose_disk_was_full_stores_again_when_there_is_room(tmp_path: Path) -> None:
     """SPOOL-08, R4: a nats-server that could not write once stores nothing more until it is restarted, so the daemon
     restarts its own. No acknowledged event is lost."""

@@ -157,6 +157,23 @@ def test_a_count_that_waited_for_the_broker_is_soon_followed_by_the_next(
             wait_until(lambda: drains.view()["a"]["waiting"] == 2, 30.0)
 
 
+def test_a_count_that_the_broker_did_not_answer_is_said_once_and_until_it_is_made(
+    drains: Drains, tmp_path: Path, alerts: list[Alert]
+) -> None:
+    """SPOOL-06, SPOOL-08: one alert, a complaint in `status` while its counts are stale, and new counts soon."""
+    with broker(tmp_path / "broker") as server:
+        nats = NatsRules((server.url,), token=TOKEN, timeout_ms=Millis(500))
+        with JetSpool("watchbill_a", server.reach) as spool:
+            spool.enqueue(event(1))
+            server.stop()
+            drains.reconfigure({"a": rules("a", drain=False, backend="nats", nats=nats)})
+            wait_until(lambda: "cannot count the events" in str(drains.view()["a"]["complaint"]))
+            server.go_on()
+            held = {"waiting": 1, "complaint": ""}
+            wait_until(lambda: {key: drains.view()["a"][key] for key in held} == held, 30.0)
+    assert len(alerts) == 1
+
+
 def test_a_changed_config_changes_the_drains_and_leaves_the_rest(drains: Drains, tmp_path: Path) -> None:
     drains.reconfigure({"a": rules("a"), "b": rules("b"), "c": rules("c")})
     changed = rules("b", corpora=MappingProxyType({"*": "corpus/other.jsonl"}))

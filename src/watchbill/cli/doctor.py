@@ -24,6 +24,7 @@ from watchbill.cli.client import Client, DaemonRefused
 from watchbill.cli.limits import CLI_DOCTOR_FILES_MAX
 from watchbill.cli.options import CONFIG_DEFAULT, Common
 from watchbill.cli.session import open_for_doctor
+from watchbill.cli.status import fields
 from watchbill.cli.terminal import Terminal, plain
 from watchbill.errors import ConfigError, WatchbillError
 from watchbill.packages import how_to_install
@@ -316,7 +317,20 @@ def check_daemon(root: Root, client: Client | None) -> list[Finding]:
                 )
             ]
         return [Finding("daemon", Health.FAIL, f"{whose}: {error}", logs)]
-    return [Finding("daemon", Health.OK, f"{whose} is ready")]
+    return [Finding("daemon", Health.OK, f"{whose} is ready"), *_check_spools(client, logs)]
+
+
+def _check_spools(client: Client, logs: str) -> list[Finding]:
+    """What the daemon says is wrong with its spools now."""
+    try:
+        told = fields(fields(client.get_json("/wb/v1/status")).get("spools"))
+    except WatchbillError:  # its status is for administrators
+        return []
+    return [
+        Finding("spool", Health.WARN, f"{name}: {complaint}", logs)
+        for name, each in told.items()
+        if (complaint := fields(each).get("complaint"))
+    ]
 
 
 def _check_absent(path: Path) -> Finding:

@@ -112,7 +112,7 @@ class _Keeper:
         self._has_forwarded = False  # also what a dead writer left in its log
         self._count_at_s = self._servers_at_s = time.monotonic()
         self._found_ill: list[str] = []  # by the last look at the servers of a broker
-        self._ill_server = ""
+        self._ill_server = self._unforwarded = self._uncounted = ""
 
     def start(self) -> None:
         self._thread.start()
@@ -200,10 +200,7 @@ class _Keeper:
             for drain in self._drains:
                 drain.last_error = ""
         trouble = next((drain.last_error for drain in self._drains if drain.last_error), "") or self._barred()
-        if trouble := trouble or self._ill_server:
-            self._complain(trouble)
-        else:
-            self._complaint = ""
+        self._complain(trouble or self._own_trouble())
         self._tell_of_poison(known["poisoned"])
         self._forward()
         self._count_if_due()
@@ -224,8 +221,11 @@ class _Keeper:
             self._forward()
             self._count_if_due()
             self._collect_if_due()
-            if self._ill_server:
-                self._complain(self._ill_server)
+            self._complain(self._own_trouble())
+
+    def _own_trouble(self) -> str:
+        """What the keeper itself failed at last, or found."""
+        return self._ill_server or self._unforwarded or self._uncounted
 
     def _count_if_due(self) -> None:
         """Counts the events in the folders, from names alone. A million of them take a second, so that is rare."""
@@ -235,9 +235,11 @@ class _Keeper:
         try:
             held = self._count(State.QUEUE, State.IN_FLIGHT, State.POISON)
         except (SpoolBroken, SpoolFull, SpoolLayout) as error:
-            self._complain(str(error))
-            self._count_at_s = time.monotonic() + DRAIN_AGAIN_MS_MAX / 1000
+            self._uncounted = str(error)
+            again_ms = DRAIN_SERVERS_MS if is_on_broker(self.rules) else DRAIN_AGAIN_MS_MAX
+            self._count_at_s = time.monotonic() + again_ms / 1000
             return
+        self._uncounted = ""
         self._held = dict(zip(self._held, held.values(), strict=True))
         self._look_at_servers()
         took_s = time.monotonic() - began_s
@@ -262,6 +264,7 @@ class _Keeper:
         if not is_on_broker(self.rules) or not folder.is_dir():
             return
         if self._has_forwarded and next(walk_events(folder), None) is None:
+            self._unforwarded = ""
             return
         try:
             with closing(open_spool(other_side(self.rules, "files"), self._root)) as files:
@@ -271,9 +274,9 @@ class _Keeper:
             SpoolFull,
             SpoolLayout,
         ) as error:  # they are safe where they are, and tried again
-            self._complain(str(error))
+            self._unforwarded = str(error)
             return
-        self._has_forwarded = True
+        self._has_forwarded, self._unforwarded = True, ""
         if moved.waiting or moved.poison:
             _LOG.info("action=forward spool=%s events=%d", self.rules.name, moved.waiting + moved.poison)
 
@@ -308,9 +311,11 @@ class _Keeper:
         self._hooks_told = lost
 
     def _complain(self, text: str) -> None:
-        """Reports a problem once; it is over when a check finds none."""
-        if text != self._complaint:
-            self._complaint = text
+        """Reports a problem once; it is over when a check finds none, which is an empty text."""
+        if text == self._complaint:
+            return
+        self._complaint = text
+        if text:
             self._tell(Alert(AlertKind.SPOOL, f"spool {self.rules.name}: {text}"))
 
     def _collect_if_due(self) -> None:

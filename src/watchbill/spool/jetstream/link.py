@@ -79,6 +79,11 @@ class BrokerSays(Exception):
 
     def as_fault(self, doing: str) -> SpoolFull | SpoolBroken:
         text = f"cannot {doing}: the broker says: {self}"
+        if self.number in (_NO_ROOM, _NO_RESOURCES):
+            text += (
+                ": JetStream is at its limit (max_file_store, or that of an account), where nothing can be leased or "
+                "finished either; raise it and restart the server, or shorten keep_done of the spool"
+            )
         if self.number in _LASTING:
             return SpoolFull(f"{text}; nothing was stored")
         return SpoolBroken(f"{text}; nothing was acknowledged")
