@@ -521,6 +521,39 @@ def test_scripts_and_prompts_that_are_not_there_are_named(tmp_path: Path) -> Non
     ]
 
 
+@pytest.mark.parametrize(
+    ("line", "hint"),
+    [
+        ("trap 'rm -rf {BATCH_PATH}/tmp' EXIT", 'use "$value"'),
+        ("bash -c 'echo x > {BATCH_PATH}/output/x'", """bash -c '... "$1" ...' _ {BATCH_PATH}"""),
+        ('nice sh -c "cat {PLAN_PATH}/a"', """sh -c '... "$1" ...' _ {PLAN_PATH}"""),
+        ("eval echo x '>' {ROOT}/x", "leave out eval"),
+    ],
+)
+def test_a_path_that_a_shell_reads_again_is_noted_with_what_to_write(line: str, hint: str) -> None:
+    """PLAN-03: with a blank in the path it was several words, and a redirection wrote outside the batch."""
+    text = plan_of(f"### t\n- **command**: `{line}`\n- **task_class**: cpu\n")
+    right(text)
+    [note] = check(text).findings.notes
+    assert note.line == line_of(text, line) and hint in note.hint and "with blanks" in note.text
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        """bash -c 'echo x > "$1"' _ {BATCH_PATH}/x""",
+        """bash -c 'echo x > "{BATCH_PATH}/x"'""",
+        """trap "rm -rf '{TASK_PATH}/tmp'" EXIT""",
+        "bash {PLAN_PATH}/scripts/run.sh {BATCH_PATH}",
+        "bash -c 'echo {BATCH_ID}'",
+        "echo trap {BATCH_PATH} > {BATCH_PATH}/x",
+    ],
+)
+def test_a_path_that_is_one_word_everywhere_is_not_noted(line: str) -> None:
+    """PLAN-03."""
+    assert check(plan_of(f"### t\n- **command**: `{line}`\n- **task_class**: cpu\n")).findings.notes == []
+
+
 def test_circles_are_told_as_people_can_follow_them() -> None:
     """PLAN-03"""
     text = plan_of("".join(f"### t{at}\n- command: ls\n- depends_on: t{(at + 1) % 3}\n" for at in range(3)))

@@ -16,7 +16,7 @@ from watchbill.plans.command import Command, Refusal, binding
 from watchbill.plans.fed_input import BEFORE_COMMAND, Feed, Flow
 from watchbill.plans.limits import HERE_SEARCHED_MAX
 from watchbill.plans.placeholders import PLACEHOLDER, Placeholder
-from watchbill.plans.second_reading import EXPANSION, VALUE, Use, Word
+from watchbill.plans.second_reading import EXPANSION, VALUE, Use, Word, split_paths
 
 __all__ = ["Reading", "parse_command", "read_command"]
 
@@ -158,6 +158,7 @@ class _Parser:
         self._parameters: dict[Placeholder, int] = {}  # in the order of their numbers
         self._offsets: dict[Placeholder, int] = {}
         self._refusals: dict[tuple[int, str], Refusal] = {}
+        self._doubts: dict[int, Refusal] = {}
         self._left_alone: list[tuple[int, Placeholder]] = []
         self._simple: list[tuple[Word, ...]] = []
         self._calculated: list[Placeholder] = []
@@ -177,7 +178,10 @@ class _Parser:
         refusals = sorted(self._refusals.values(), key=lambda each: each.offset)
         offsets = tuple(self._offsets[place] for place in self._parameters)
         script = binding(len(self._parameters)) + "".join(self._out)
-        return Command(script, tuple(self._parameters), offsets, tuple(refusals), tuple(self._left_alone))
+        return Command(
+            script, tuple(self._parameters), offsets, tuple(refusals), tuple(self._doubts.values()),
+            tuple(self._left_alone),
+        )  # fmt: skip
 
     def _step(self) -> None:
         """Reads on by a few characters, as the innermost frame says."""
@@ -571,6 +575,9 @@ class _Parser:
                 frame.feed, frame.words, is_piped=operator == "|"
             ):
                 self._refuse_place(offset, place, (text, hint))
+            for offset, place, text, hint in split_paths(frame.words):
+                doubt = Refusal(offset, f"{place} {text}", hint.replace("{PLACE}", str(place)))
+                self._doubts.setdefault(offset, doubt)
         if frame.words and not frame.is_list:
             self._simple.append(tuple(frame.words))
         frame.words = []

@@ -364,6 +364,8 @@ def _placeholders(plan: Plan, findings: Findings) -> None:
         if command is not None and task.command is not None:
             for refusal in command.refusals:
                 findings.wrong(_line_at(task.command, refusal.offset), refusal.text, refusal.hint)
+            for doubt in command.doubts:
+                findings.note(_line_at(task.command, doubt.offset), doubt.text, doubt.hint)
             for offset, place in command.left_alone:
                 if place.name in fillable:
                     says = f"{place} stands in a here-document with a quoted end word, where nothing is filled in"

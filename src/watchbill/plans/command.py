@@ -42,6 +42,8 @@ class Command:
     parameters: tuple[Placeholder, ...] = ()
     offsets: tuple[int, ...] = ()  # where each parameter is first used in the author's text
     refusals: tuple[Refusal, ...] = ()
+    #: Places that take one, where a path with blanks is several words.
+    doubts: tuple[Refusal, ...] = ()
     #: What looks like a placeholder where bash fills in nothing: text, unless an input has that name; with offsets.
     left_alone: tuple[tuple[int, Placeholder], ...] = ()
 

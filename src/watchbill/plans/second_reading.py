@@ -11,9 +11,19 @@ from dataclasses import dataclass, field
 
 from watchbill.plans.limits import STARTED_WORDS_MAX
 from watchbill.plans.placeholders import Placeholder
-from watchbill.plans.programs import Program, code_in, program_named
+from watchbill.plans.programs import Kind, Program, code_in, program_named
 
-__all__ = ["ASSIGNMENT", "EXPANSION", "VALUE", "Refused", "Use", "Word", "is_starter", "second_reading"]
+__all__ = [
+    "ASSIGNMENT",
+    "EXPANSION",
+    "VALUE",
+    "Refused",
+    "Use",
+    "Word",
+    "is_starter",
+    "second_reading",
+    "split_paths",
+]
 
 #: Stand in a word's text for what is not literal: a value, and anything else that bash expands.
 VALUE, EXPANSION = "\0", "\1"
@@ -59,6 +69,9 @@ _INDEXED = re.compile(r"[A-Za-z_]\w*\[")
 _DECLARES = frozenset({"declare", "typeset", "local", "readonly", "export"})
 _COMPARES = frozenset({"-eq", "-ne", "-lt", "-le", "-gt", "-ge", "-v", "-R"})
 
+#: Built-ins that are paths of whoever has the shared folder.
+_PATHS = frozenset({"BATCH_PATH", "PLAN_PATH", "TASK_PATH", "ROOT"})
+
 Refused = tuple[int, Placeholder, str, str]
 
 
@@ -87,6 +100,43 @@ def second_reading(words: Sequence[Word], carried: Sequence[Use]) -> Iterator[Re
             yield from _argument_rules(command, at, carried)
         if is_program or program.is_interpreter or program.wraps is not None or program.input is not None:
             yield from _program_text(program, command[at:], carried)
+
+
+def split_paths(words: Sequence[Word]) -> Iterator[Refused]:
+    """Every path of a built-in that a shell reads again without quotes of its own: a blank in it makes it several
+    words, and what is behind `>` is written elsewhere."""
+    if not any(place.name in _PATHS for word in words for _, place in word.places):
+        return
+    command = _without_prefix([word for word in words if not word.redirect])
+    for at, word in enumerate(command[:STARTED_WORDS_MAX]):
+        program, rest = program_named(word.program), command[at + 1 :]
+        if word.program in ("eval", "trap") and program.again is not None and at == 0:
+            texts, hint = rest if word.program == "eval" else rest[:1], program.again.hint
+        elif program.kind is Kind.SHELL and program.code is not None:
+            texts = [rest[place] for place in code_in(program, [each.text for each in rest])]
+            hint = program.code.hint.replace("{SHELL}", word.program)
+        else:
+            continue
+        for text in texts:
+            for (offset, place), is_bare in zip(text.places, _bare_values(text.text), strict=False):
+                if is_bare and place.name in _PATHS:
+                    why = f"is read again by {word.program}, where a path with blanks is several words"
+                    yield offset, place, why, hint
+
+
+def _bare_values(text: str) -> Iterator[bool]:
+    """Of each value in program text of a shell, whether it stands outside quotes there."""
+    quote, at = "", 0
+    while at < len(text):
+        if text[at] == "\\" and quote != "'":
+            at += 1
+        elif text[at] == quote:
+            quote = ""
+        elif not quote and text[at] in "'\"":
+            quote = text[at]
+        elif text[at] == VALUE:
+            yield not quote
+        at += 1
 
 
 def is_starter(word: Word) -> bool:
