@@ -233,6 +233,21 @@ def test_a_coordinator_that_is_gone_or_silent_is_told_beside_the_batch(fleet: Fl
     assert "silent for" in fleet.plan("status").stdout
 
 
+def test_an_agent_runs_no_more_than_its_slots_while_its_coordinator_is_silent(fleet: FleetFolder) -> None:
+    """FLEET-12: slips of tasks that had ended counted as running until a coordinator put them away: 24 on two slots."""
+    tasks = "".join(f"### t{number}\n- **command**: `true`\n" for number in range(4))
+    fleet.write_plan("p", tasks + f"### last\n- **command**: `{GATE}`\n")
+    coordinator = fleet.start_coordinator()
+    batch = fleet.submit("p")
+    wait_until(lambda: fleet.status(batch)["counts"] == {"queued": 5})
+    stop(coordinator.pid)
+    fleet.start_agent("cpu-1")
+    results = fleet.root / places.RESULTS
+    wait_until(lambda: sum(log.read_text().count('"why"') for log in results.glob("*.jsonl")) == 4)
+    assert len(os.listdir(fleet.root / places.processing_folder("cpu-1"))) == 5
+    wait_until(lambda: fleet.status_of_all()["agents"]["cpu-1"]["running"] == 1)
+
+
 def test_a_cancelled_batch_reads_cancelled_in_its_summary(fleet: FleetFolder) -> None:
     """PLAN-06, PLAN-07."""
     fleet.write_plan("p", f"### t\n- command: `{GATE}`\n")

@@ -11,7 +11,7 @@ from watchbill.files.host import boot_id
 from watchbill.fleet import limits
 from watchbill.fleet.folder import places
 from watchbill.fleet.folder.agent_report import OnHold
-from watchbill.fleet.folder.board import Board, Holdings
+from watchbill.fleet.folder.board import Board
 from watchbill.fleet.folder.disk import FolderDisk
 from watchbill.fleet.folder.heartbeat import Heartbeat, Pulse, heartbeats, kernel_says
 from watchbill.fleet.folder.requests import has_request
@@ -89,16 +89,15 @@ class AgentView:
         }
 
 
-def agents_of(disk: FolderDisk, holdings: Holdings) -> list[AgentView]:
-    return [_agent(disk, name, each, holdings) for name, each in heartbeats(disk).items()]
+def agents_of(disk: FolderDisk) -> list[AgentView]:
+    return [_agent(disk, name, each) for name, each in heartbeats(disk).items()]
 
 
-def _agent(disk: FolderDisk, name: str, heartbeat: Heartbeat, holdings: Holdings) -> AgentView:
+def _agent(disk: FolderDisk, name: str, heartbeat: Heartbeat) -> AgentView:
     report = heartbeat.report
-    running = len(holdings.processing.get(name, ()))
     return AgentView(
-        name, report.state, running, _is_known_dead(heartbeat.pulse), report.constraints, report.sandbox, report.hold,
-        disk.age_ms(places.heartbeat_path(name)),
+        name, report.state, len(report.tasks), _is_known_dead(heartbeat.pulse), report.constraints, report.sandbox,
+        report.hold, disk.age_ms(places.heartbeat_path(name)),
     )  # fmt: skip
 
 
@@ -203,10 +202,9 @@ def overview(root: Path, disk: FolderDisk, batches_max: int) -> Overview:
     places_found = batches_of(disk)
     active = [each for each in places_found if each.is_active or each.is_submitted]
     rest = [each for each in places_found if each not in active][-batches_max:]
-    holdings = Board(disk).look_around()
     progress = [BatchView(disk, each).look() for each in sorted([*active, *rest])]
     return Overview(
-        root, coordinator_of(disk), agents_of(disk, holdings), progress, load_book(root, "").sandbox,
+        root, coordinator_of(disk), agents_of(disk), progress, load_book(root, "").sandbox,
         shortage_of(root),
     )  # fmt: skip
 

@@ -11,7 +11,6 @@ from pathlib import Path
 from watchbill.catalog import FleetRules
 from watchbill.errors import OursError
 from watchbill.fleet.command_lines import fleet_folder
-from watchbill.fleet.folder.board import Board
 from watchbill.fleet.folder.disk import FolderDisk
 from watchbill.fleet.state.ledger import Ledger
 from watchbill.fleet.state.reading import BatchPlace, batches_of
@@ -33,7 +32,7 @@ class FleetView:
         disk = FolderDisk(fleet_folder(root, rules))
         found = batches_of(disk)[-PLAN_BATCHES_SHOWN:]
         self._views = {place.batch: self._views.get(place.batch) or BatchView(disk, place) for place in found}
-        agents = agents_of(disk, Board(disk).look_around())
+        agents = agents_of(disk)
         return {
             "coordinator": coordinator_of(disk).fields(),
             "agents": {agent.name: agent.fields() for agent in agents},
