@@ -202,3 +202,29 @@ def test_an_agent_whose_files_are_private_stops_no_others(fleet: FleetFolder) ->
     assert fleet.wait(batch) == 0
     assert run_as(fleet, "gpus").returncode == 0
     assert "the shared folder failed" not in fleet.log.read_text()
+
+
+def test_private_folders_and_files_beside_our_own_stop_nobody(fleet: FleetFolder) -> None:
+    """FLEET-09, FLEET-12: what another user keeps to himself in tasks/processing, gpus or brain/active ended each
+    coordinator, and every command failed with its name."""
+    places.make_root(fleet.root)
+    for path in (fleet.root / places.PROCESSING / "backup", fleet.root / "gpus" / "backup"):
+        path.mkdir(parents=True)
+        path.chmod(0o700)
+    for folder, _, _ in os.walk(fleet.root):
+        os.chown(folder, 0, GROUP)
+    for path in (fleet.root / places.ACTIVE / "notes", fleet.root / places.INBOX / "notes.json"):
+        path.write_text("mine")
+        path.chmod(0o600)
+    plan = fleet.write_plan("p", TASK)
+    plan.chmod(0o2775)
+    start_as(fleet, "coordinator")
+    wait_until((fleet.root / places.RESULTS).is_dir)
+    start_as(fleet, "agent", "cpu-1")
+    submitted = run_as(fleet, "plan", "submit", "p", "--quiet")
+    assert submitted.returncode == 0, submitted.stderr
+    waited = run_as(fleet, "plan", "wait", submitted.stdout.strip(), "--timeout", "40")
+    assert waited.returncode == 0, waited.stderr + fleet.log.read_text()
+    for words in (("plan", "list"), ("plan", "status"), ("gpus",)):
+        told = run_as(fleet, *words)
+        assert told.returncode == 0, (words, told.stderr)

@@ -82,7 +82,7 @@ class Inbox:
                 return ExecutePlan.decode(content)
             request = (Reopening if kind is _Kind.REOPEN else Answer).decode(content)
             return ExecutePlan(request.batch, request.plan, {})
-        except (FileNotFoundError, NotAFile, OursError):
+        except (FileNotFoundError, PermissionError, NotAFile, OursError):
             return None
 
     # ------------------------------------------------------------ in each turn

@@ -70,6 +70,6 @@ def read_benchmarks(disk: Disk) -> dict[str, Benchmark]:
         try:
             content = disk.read(f"{places.GPUS}/{folder}/{_FILE}", limits.FLEET_FILE_BYTES_MAX)
             found[folder.replace("_", "-")] = Benchmark.of(fields_of(content))
-        except (FileNotFoundError, NotAFile, ValueError):
+        except (FileNotFoundError, PermissionError, NotAFile, ValueError):
             continue
     return found

@@ -57,9 +57,20 @@ class Board:
         seen at least once."""
         found = Holdings(set(self.offered()))
         for agent in self.agents():
-            found.processing[agent] = set(self.held_by(agent))
+            try:
+                found.processing[agent] = set(self.held_by(agent))
+            except PermissionError:
+                if self._has_joined(agent):
+                    raise  # what an agent holds may not be taken for gone
         found.queue |= set(self.offered())
         return found
+
+    def _has_joined(self, agent: str) -> bool:
+        """Whether there is an agent of this name; a folder that another user keeps private may have any name."""
+        try:
+            return self._disk.has(places.heartbeat_path(agent))
+        except PermissionError:
+            return False
 
     def agents(self) -> list[str]:
         """The agents that ever had a place on the board."""

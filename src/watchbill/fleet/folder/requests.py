@@ -102,7 +102,7 @@ def cancel_request(disk: Disk, batch: str) -> str | None:
         return fields_of(disk.read(f"{places.INBOX}/{batch}.cancel", limits.FLEET_FILE_BYTES_MAX)).text("id")
     except FileNotFoundError:
         return None
-    except (NotAFile, ValueError):
+    except (PermissionError, NotAFile, ValueError):
         return ""
 
 

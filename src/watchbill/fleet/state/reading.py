@@ -132,7 +132,7 @@ def was_cancelled_unopened(disk: FolderDisk, batch: str) -> bool:
 def _refused(disk: FolderDisk, file: str) -> Fields:
     try:
         return fields_of(disk.read(f"{places.REFUSED}/{file}", limits.FLEET_FILE_BYTES_MAX))
-    except (FileNotFoundError, ValueError, NotAFile):
+    except (FileNotFoundError, PermissionError, ValueError, NotAFile):
         return Fields({})
 
 
