@@ -228,3 +228,18 @@ def test_private_folders_and_files_beside_our_own_stop_nobody(fleet: FleetFolder
     for words in (("plan", "list"), ("plan", "status"), ("gpus",)):
         told = run_as(fleet, *words)
         assert told.returncode == 0, (words, told.stderr)
+
+
+def test_a_signal_that_its_sender_keeps_private_stops_no_agent(fleet: FleetFolder) -> None:
+    """FLEET-03: the agent could not read it, took the shared folder for broken, and claimed nothing any more."""
+    fleet.write_plan("p", TASK).chmod(0o2775)
+    start_fleet_of_bob(fleet)
+    wait_until((fleet.root / "gpus" / "cpu_1" / "heartbeat.json").exists)
+    signals = fleet.root / places.SIGNALS
+    (signals / "cpu-1.abort").touch(mode=0o600)
+    (signals / "cpu-1.resume").touch(mode=0o600)
+    wait_until(lambda: not (signals / "cpu-1.resume").exists())
+    submitted = run_as(fleet, "plan", "submit", "p", "--quiet")
+    assert submitted.returncode == 0, submitted.stderr
+    assert fleet.wait(submitted.stdout.strip()) == 0
+    assert "claiming nothing" not in fleet.log.read_text()

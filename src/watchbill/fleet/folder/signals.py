@@ -124,7 +124,10 @@ def _order_of(agent: str, name: str) -> Order | None:
 
 def _about_a_task(disk: Disk, order: Order, name: str) -> Signal:
     """An abort or a kill whose task is in the file: as JSON, or by its name alone."""
-    content = _content(disk, name)
+    try:
+        content = _content(disk, name)
+    except PermissionError:  # it may be about one task, and is not taken for all of them
+        return Signal(order, "", name, is_garbled=True)
     said = _fields(content)
     task = said.text("task_id") or said.text("task")
     if not task and not said.all():
@@ -135,7 +138,10 @@ def _about_a_task(disk: Disk, order: Order, name: str) -> Signal:
 
 def _said(disk: Disk, name: str) -> Fields:
     """What is in the file, as its sender or a person wrote it; mostly nothing."""
-    return _fields(_content(disk, name))
+    try:
+        return _fields(_content(disk, name))
+    except PermissionError:  # its name says enough
+        return Fields({})
 
 
 def _content(disk: Disk, name: str) -> bytes:
