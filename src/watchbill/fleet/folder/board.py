@@ -47,10 +47,10 @@ class Board:
         """Offer a slip. Only under a token that is not taken: a slip is never written a second time in place."""
         self._disk.put(f"{places.QUEUE}/{name}", slip.encode(), draft=f"{places.DRAFTS}/{name}")
 
-    def put_away(self, name: str, folder: str, *, holder: str = "") -> None:
-        """Move a slip out of the holder's hands or, without a holder, out of the queue, where it is still there."""
+    def put_away(self, name: str, folder: str, *, holder: str = "") -> bool:
+        """Move a slip out of the holder's hands or, without a holder, out of the queue. False where it is not there."""
         source = places.processing_folder(holder) if holder else places.QUEUE
-        move_surely(self._disk, f"{source}/{name}", f"{folder}/{name}")
+        return move_surely(self._disk, f"{source}/{name}", f"{folder}/{name}")
 
     def look_around(self) -> Holdings:
         """Where the slips are. The queue is read before and after: a slip that is claimed or given back meanwhile is
