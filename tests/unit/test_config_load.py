@@ -263,6 +263,7 @@ NOT_SET_BY_A_KEY = {
     ("Model", "site"): "a tier's name",
     ("Model", "copy_of"): "the model of the same name here",
     ("ApiKey", "peer"): "of a peer",
+    ("ApiKey", "old_key"): "of a peer",
     ("EngineRules", "key"): "of a tier",
     ("EngineRules", "start"): "of a tier",
     ("EngineRules", "options"): "no driver reads any",

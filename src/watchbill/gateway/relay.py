@@ -632,17 +632,15 @@ class Relay(AbstractContextManager["Relay", None]):
             ticket.prompt_bytes = len(outgoing.body)
             if outgoing.rest:
                 ticket.prompt_bytes += sum(map(len, outgoing.rest))
-        call = self._call = self.upstream.call(
-            outgoing, streamed=self.streamed, deadlines=self._deadlines(start)
-        )
+        # A peer has a stream begin while its request waits there, and says so.
+        deadlines = self._deadlines_at_peer() if self.streamed and start.tier is Tier.PEER else None
+        call = self._call = self.upstream.call(outgoing, streamed=self.streamed, deadlines=deadlines)
         ticket.on_cut = self._on_cut
         return call
 
-    def _deadlines(self, start: Start) -> Deadlines:
-        """How long that engine may be silent. A peer has a stream begin while its request waits there, and says so."""
+    def _deadlines_at_peer(self) -> Deadlines:
+        """How long a peer may be silent."""
         usual = self.upstream.deadlines
-        if start.tier is not Tier.PEER or not self.streamed:
-            return usual
         return replace(usual, first_byte_ms=min(usual.first_byte_ms, PEER_FIRST_SIGN_MS))
 
     def _take(self, call: Call) -> bytes | None:
