@@ -43,15 +43,55 @@ class Around(Protocol):
     def feed(self, event: m.Event) -> None: ...
 
 
+class _Spells:
+    """The spells of one kind that hosts have, what each holds back until its end, and of which the core knows."""
+
+    def __init__(self, world: Around) -> None:
+        self._world = world
+        self._held: dict[str, list[Callable[[], None]]] = {}  # host -> what happens at the end, in order
+        self.known: set[str] = set()
+
+    def has(self, host: str) -> bool:
+        """Whether this host has one now."""
+        return host in self._held
+
+    def let(self, host: str, act: Callable[[], None]) -> None:
+        """Lets this happen now, or when the spell of the host ends."""
+        held = self._held.get(host)
+        if held is None:
+            act()
+        else:
+            held.append(act)
+
+    def begin(self, told: m.HostSeen, lasts_ms: float, noticed_ms: float, back_ms: float) -> None:
+        """One begins. The core is told so, and told of its end, unless it is over before that."""
+        host = told.engine
+        self._held[host] = []
+        ends = self._world.now + lasts_ms
+        if noticed_ms < lasts_ms:
+            self._world.at(self._world.now + noticed_ms, partial(self._notice, told))
+            self._world.at(ends + back_ms, partial(self._forget, host))
+        self._world.at(ends, partial(self._end, host))
+
+    def _notice(self, told: m.HostSeen) -> None:
+        self.known.add(told.engine)
+        self._world.feed(told)
+
+    def _forget(self, host: str) -> None:
+        self.known.discard(host)
+        self._world.feed(m.HostSeen(host))
+
+    def _end(self, host: str) -> None:
+        for act in self._held.pop(host):
+            self._world.at(self._world.now, act)
+
+
 class Hosts:
     """Who is silent, and what waits to be heard."""
 
     def __init__(self, world: Around, say: Callable[[str, str], None]) -> None:
         self._world, self._say = world, say
-        self._unheard: dict[str, list[Callable[[], None]]] = {}  # silent host -> its reports, in order
-        self._known: set[str] = set()  # hosts of whose silence the core knows
-        self._deaf: dict[str, list[Callable[[], None]]] = {}  # deaf host -> its stops, in order
-        self._known_deaf: set[str] = set()  # hosts that the core knows to be deaf
+        self._silent, self._deaf = _Spells(world), _Spells(world)
 
     def is_silent(self, model: str) -> bool:
         """Whether its host is silent, or counts as such."""
@@ -59,81 +99,33 @@ class Hosts:
 
     def is_unheard(self, model: str) -> bool:
         """Whether nothing that this model reports arrives now."""
-        return self._world.declared[model].engine in self._unheard
+        return self._silent.has(self._world.declared[model].engine)
 
     def is_known_silent(self, model: str) -> bool:
         """Whether the core was told that the host of this model is silent."""
-        return self._world.declared[model].engine in self._known
+        return self._world.declared[model].engine in self._silent.known
 
     def heard(self, model: str, when: float, report: Callable[[], None]) -> None:
         """Makes a model report at this time, or when its host is heard again."""
-
-        def hear() -> None:
-            unheard = self._unheard.get(self._world.declared[model].engine)
-            if unheard is None:
-                report()
-            else:
-                unheard.append(report)
-
-        self._world.at(when, hear)
+        self._world.at(when, lambda: self._silent.let(self._world.declared[model].engine, report))
 
     def stopped(self, model: str, when: float, report: Callable[[], None]) -> None:
         """Lets a model stop at this time, or when its host hears again."""
-
-        def stop() -> None:
-            unheard = self._deaf.get(self._world.declared[model].engine)
-            if unheard is None:
-                report()
-            else:
-                unheard.append(report)
-
-        self.heard(model, when, stop)
+        self.heard(model, when, lambda: self._deaf.let(self._world.declared[model].engine, report))
 
     def fall_deaf(self, host: str, lasts_ms: float, noticed_ms: float, back_ms: float) -> None:
         """A host stops no model for a while."""
-        if host in self._unheard or host in self._known or host in self._deaf or host in self._known_deaf:
-            return
-        self._deaf[host] = []
-        ends = self._world.now + lasts_ms
-        if noticed_ms < lasts_ms:
-            self._world.at(self._world.now + noticed_ms, partial(self._notice_deaf, host))
-            self._world.at(ends + back_ms, partial(self._see_hearing, host))
-        self._world.at(ends, partial(self._hear, host))
-
-    def _notice_deaf(self, host: str) -> None:
-        self._known_deaf.add(host)
-        self._world.feed(m.HostSeen(host, "no reactor", serves=True))
-
-    def _see_hearing(self, host: str) -> None:
-        self._known_deaf.discard(host)
-        self._world.feed(m.HostSeen(host))
-
-    def _hear(self, host: str) -> None:
-        for stop in self._deaf.pop(host):
-            self._world.at(self._world.now, stop)
+        if self._is_well(host):
+            told = m.HostSeen(host, "no reactor", serves=True)
+            self._deaf.begin(told, lasts_ms, noticed_ms, back_ms)
 
     def fall_silent(self, host: str, lasts_ms: float, noticed_ms: float, back_ms: float) -> None:
         """A host is not heard for a while."""
-        if host in self._unheard or host in self._known or host in self._deaf or host in self._known_deaf:
-            return
-        self._unheard[host] = []
-        ends = self._world.now + lasts_ms
-        if noticed_ms < lasts_ms:
-            self._world.at(self._world.now + noticed_ms, partial(self._notice, host))
-            self._world.at(ends + back_ms, partial(self._see_back, host))
-        self._world.at(ends, partial(self._be_heard, host))
+        if self._is_well(host):
+            self._silent.begin(m.HostSeen(host, "no answer"), lasts_ms, noticed_ms, back_ms)
 
-    def _notice(self, host: str) -> None:
-        self._known.add(host)
-        self._world.feed(m.HostSeen(host, "no answer"))
-
-    def _see_back(self, host: str) -> None:
-        self._known.discard(host)
-        self._world.feed(m.HostSeen(host))
-
-    def _be_heard(self, host: str) -> None:
-        for report in self._unheard.pop(host):
-            self._world.at(self._world.now, report)
+    def _is_well(self, host: str) -> bool:
+        return not any(spells.has(host) or host in spells.known for spells in (self._silent, self._deaf))
 
     def asking(self, model: str, what: str) -> None:
         """Judges a request at the moment at which it is sent."""
@@ -143,7 +135,7 @@ class Hosts:
     def loading(self, model: str) -> None:
         """Judges a load at the moment at which it begins."""
         self.asking(model, "a load")
-        if self._world.declared[model].engine in self._known_deaf:
+        if self._world.declared[model].engine in self._deaf.known:
             self._say("asked of a host that is silent", f"a load of {model}")
 
 
