@@ -206,6 +206,50 @@ def test_an_answer_that_is_nearly_finished_refuses_no_request_for_its_whole_time
     assert caller.outcome == "answered"
 
 
+@pytest.mark.parametrize("ran_ms", [5_000, 18_000, 28_000, 36_000, 48_000, 70_000])
+@pytest.mark.parametrize("has_plan", [False, True], ids=["first", "second"])
+def test_a_person_is_refused_only_if_even_the_least_rest_of_another_models_answer_is_too_long(
+    world_of: WorldOf, model: ModelOf, ran_ms: int, has_plan: bool
+) -> None:
+    """RES-11: behind an answer of usually 40 s a person with 20 s was refused although 12 s of it were left."""
+    lanes = {
+        "chat": lane("chat", WorkClass.INTERACTIVE, 120_000),
+        "brief": lane("brief", WorkClass.INTERACTIVE, 20_000),
+    }
+    models = model("A", concurrency=1), model("B", concurrency=2)
+    world = world_of(*models, lanes=lanes, load_ms=3_000, known_service_ms=40_000)
+    world.arrive("A", max(40_000, ran_ms + 5_000), lane="chat")
+    world.run(3_100 + ran_ms)
+    if has_plan:
+        world.arrive("B", 1_000, lane="chat")
+        world.run(world.now + 100)
+    caller = world.arrive("B", 1_000, lane="brief")
+    can_be_in_time = 40_000 - ran_ms + 3_000 <= 20_000
+    assert caller.outcome == ("" if can_be_in_time else "wait_exceeded")
+    if can_be_in_time:
+        world.run(200_000)
+        assert caller.outcome == "answered"
+        assert caller.started_at is not None and caller.started_at - caller.request.arrived_at <= 20_000
+    assert not world.judge.broken
+
+
+def test_an_answer_that_is_late_in_its_lane_refuses_no_request(world_of: WorldOf, model: ModelOf) -> None:
+    """RES-11: a late answer may end at any time; as long again as it was late was counted, and refused the next one."""
+    chat = replace(lane("chat", WorkClass.INTERACTIVE, 8_000), concurrency=1)
+    world = world_of(
+        model("A", 10), model("B", 10), lanes={"chat": chat}, load_ms=1_000, known_service_ms=2_000
+    )
+    world.arrive("B", 100, lane="chat")
+    world.run(5_000)
+    world.arrive("A", 15_000, lane="chat")
+    world.run(18_000)
+    caller = world.arrive("B", 1_000, lane="chat")
+    assert caller.state == "waiting", caller.outcome
+    world.run(60_000)
+    assert caller.outcome == "answered"
+    assert not world.judge.broken
+
+
 @pytest.mark.parametrize(
     "load", [(1, 300), (1, 1_000), (2, 500), (4, 1_000)], ids="{0[0]} x {0[1]} ms".format
 )

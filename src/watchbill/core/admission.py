@@ -81,8 +81,9 @@ class Admission:
         1. the daemon closes, or neither the model nor a smaller one of its family can serve: refused
         2. a request that it supersedes is told; its model and its lane have a place for it now: admitted
         3. its lane is full, or its caller has its share of it: refused for now
-        4. one of the candidates can start it in time by the optimistic forecast: admitted
-        5. otherwise refused with the forecast, and a held turn keeps the model's place in the order of turns
+        4. one of the candidates can start it in time by the forecast: admitted
+        5. or if the answers in its way end as soon as they may: admitted
+        6. otherwise refused with the forecast, and a held turn keeps the model's place in the order of turns
         """
         request = event.request
         model = self._state.models[request.model]
@@ -114,6 +115,10 @@ class Admission:
                 if in_time or is_open or not self.policy.refuses_late:
                     self._admit(request, choice, min(forecast.ms, request.max_wait_ms), now)
                     return
+        for choice, forecast in zip(choices, forecasts, strict=True):
+            if forecast.least_ms <= REFUSED_BEYOND * request.max_wait_ms:
+                self._admit(request, choice, request.max_wait_ms, now)
+                return
         self._refuse_late(request, asked, min(forecast.ms for forecast in forecasts), now)
 
     def _forecast(self, choice: Candidate, request: Request, now: int) -> Forecast:

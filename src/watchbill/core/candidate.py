@@ -92,7 +92,7 @@ class CandidateState(ABC):
         return not self.line and not self.running
 
     @abstractmethod
-    def drain_ms(self, now: int) -> float:
+    def drain_ms(self, now: int, *, least: bool = False) -> float:
         """Milliseconds until the memory that leaves for it would be back."""
 
     def top_class(self) -> WorkClass:

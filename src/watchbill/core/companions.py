@@ -85,9 +85,10 @@ class CompanionSet(CandidateState):
         if not any(s.is_load_unsure for s in missing):
             self.load.learn(sum(left))
 
-    def drain_ms(self, now: int) -> float:
+    def drain_ms(self, now: int, *, least: bool = False) -> float:
         """Milliseconds until the last member that is leaving is gone."""
-        return max((s.drain_ms(now) for s in self.members if s.stage in LEAVING), default=0.0)
+        leaving = (s for s in self.members if s.stage in LEAVING)
+        return max((s.drain_ms(now, least=least) for s in leaving), default=0.0)
 
     def mark_members(self) -> None:
         """Tells its members the class that waits for them while it is under way, or ready and not served yet."""
@@ -114,6 +115,10 @@ class CompanionSets(dict[str, CompanionSet]):
         if name not in self:
             self[name] = CompanionSet(members, now)
         return self[name]
+
+    def awaited(self) -> frozenset[str]:
+        """The names of the models that are members of a set for which a request waits."""
+        return frozenset(s.name for each in self.values() if each.line for s in each.members)
 
     def refresh(self, models: Mapping[str, ModelState], now: int) -> None:
         """Updates all sets and their members, and forgets sets without waiting requests."""

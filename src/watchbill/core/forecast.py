@@ -3,6 +3,9 @@
 The forecast is optimistic on purpose: it uses means and no margins. It decides whether a request is admitted, and it
 is reported, so that a caller can choose. The error between forecast and start is recorded for every request. A
 forecast that rests on a guess is marked as one: a guess refuses no request.
+
+One figure in it is not optimistic: an answer in the way, which may run for as long again as it has run. So a forecast
+also says how much earlier the request starts if that answer ends as soon as it may. A refusal goes by that.
 """
 
 import math
@@ -42,22 +45,40 @@ class Forecast(NamedTuple):
 
     ms: float
     is_guess: bool  # it rests on a time that was never measured
+    early_ms: float = 0.0  # how much earlier that may be: the answers in the way may end sooner
+
+    @staticmethod
+    def between(least_ms: float, ms: float) -> "Forecast":
+        """A forecast that rests on no guess, and the earliest time that is possible."""
+        return Forecast(ms, False, ms - least_ms)
+
+    @property
+    def least_ms(self) -> float:
+        """When the request starts if the answers in the way end as soon as they may."""
+        return self.ms - self.early_ms
 
     def plus(self, ms: float, *, guessed_by: Iterable[Candidate] = ()) -> "Forecast":
         """The forecast delayed by `ms`, which rests on the load times of these models."""
-        return Forecast(self.ms + ms, self.is_guess or any(s.is_load_unsure for s in guessed_by))
+        is_guess = self.is_guess or any(s.is_load_unsure for s in guessed_by)
+        return Forecast(self.ms + ms, is_guess, self.early_ms)
 
     def or_guess(self, is_guess: bool) -> "Forecast":
         """The same forecast, marked as a guess if it is one."""
-        return Forecast(self.ms, self.is_guess or is_guess)
+        return Forecast(self.ms, self.is_guess or is_guess, self.early_ms)
 
     def after(self, ms: float) -> "Forecast":
         """The forecast delayed to `ms` at the least."""
-        return Forecast(max(self.ms, ms), self.is_guess)
+        return self.when_both(Forecast(ms, False))
+
+    def when_both(self, other: "Forecast") -> "Forecast":
+        """The later one of two forecasts, which both have to come."""
+        ms, least_ms = max(self.ms, other.ms), max(self.least_ms, other.least_ms)
+        return Forecast(ms, self.is_guess or other.is_guess, ms - least_ms)
 
     def before(self, ms: float) -> "Forecast":
         """The forecast, and at most `ms`."""
-        return Forecast(min(self.ms, ms), self.is_guess)
+        least_ms, ms = min(self.least_ms, ms), min(self.ms, ms)
+        return Forecast(ms, self.is_guess, ms - least_ms)
 
 
 class Room(NamedTuple):
@@ -110,7 +131,7 @@ def forecast_start(
         warm = Forecast(serving.recovery_ms(now), is_guess=True)
     slot = _until_slot(serving, before, running, request, now)
     lane = until_place(state, model, request, now)
-    return Forecast(max(warm.ms + slot.ms, lane.ms), warm.is_guess or slot.is_guess or lane.is_guess)
+    return warm.plus(slot.ms).or_guess(slot.is_guess).when_both(lane)
 
 
 def room_in_ms(state: State, model: Candidate, now: int) -> float:
@@ -147,7 +168,7 @@ def until_lane(
         return NOW  # what waits before it in its lane waits for another model, which cannot start it yet
     left = sorted(_left_ms(r, s.service.ms, request, now) for s, r in every)
     places = [0.0] * (limit - len(left)) + left[max(0, len(left) - limit) :]
-    is_guess = any(s.service.is_guess for s, _ in every)
+    is_guess = any(s.service.is_guess or now - r.since > s.usual_ms for s, r in every)
     for line, count in ahead:
         is_guess = is_guess or line.service.is_guess
         for number in range(count):
@@ -258,15 +279,16 @@ class _Arrival:
             case Stage.PLANNED:
                 planned = model.serving  # a set is never planned: its members are
                 bus = self._until_bus(model, [s for s in self._coming() if s.plan_order < planned.plan_order])
-                return bus.after(self._until_left(planned)).plus(model.next_load_ms, guessed_by=[model])
+                left = Forecast.between(self._until_left(planned, least=True), self._until_left(planned))
+                return bus.when_both(left).plus(model.next_load_ms, guessed_by=[model])
             case Stage.ABSENT | Stage.ASLEEP | Stage.DRAINING | Stage.STOPPING:
                 away = model.stage in AWAY
-                pause = max(0, model.retry_at - self.now) if away else model.drain_ms(self.now)
+                pause = max(0, model.retry_at - self.now)
                 queue = sum(s.next_load_ms + min(s.quantum_ms, self._until_dry(s)) for s in ahead)
                 room = self.until_room(model)
                 bus = self._until_bus(model, self._coming())
-                clear = Forecast(max(room.ms, bus.ms), room.is_guess or bus.is_guess)
-                clear = clear.plus(pause) if away else clear.after(pause)
+                clear = room.when_both(bus)
+                clear = clear.plus(pause) if away else clear.when_both(self._until_drained(model))
                 return clear.plus(queue + model.next_load_ms, guessed_by=[model, *ahead])
 
     def _rest_of_load(self, model: Candidate) -> Forecast:
@@ -300,10 +322,14 @@ class _Arrival:
         late = any(self.now - s.since > s.load.ms for s in loading)
         return NOW.plus(left_ms, guessed_by=before).or_guess(late)
 
-    def _until_left(self, target: ModelState) -> float:
+    def _until_drained(self, model: Candidate) -> Forecast:
+        """Until a model that leaves is gone."""
+        return Forecast.between(model.drain_ms(self.now, least=True), model.drain_ms(self.now))
+
+    def _until_left(self, target: ModelState, *, least: bool = False) -> float:
         """Until the last of a plan's victims is gone."""
-        leaving = (s.drain_ms(self.now) for s in self.state.managed if s.leaving_for == target.plan_for)
-        return max(leaving, default=0.0)
+        leaving = [s for s in self.state.managed if s.leaving_for == target.plan_for]
+        return max((s.drain_ms(self.now, least=least) for s in leaving), default=0.0)
 
     def _until_dry(self, model: Candidate) -> float:
         """Until a model has no more work."""
@@ -318,9 +344,11 @@ class _Arrival:
         staying = [s for s in self.state.in_stage(*STAYING) if not s.spec.permanent and s not in keep]
         leaving = cover(room.short, staying, self._until_gone) or ()
         loading = [s for s in leaving if s.stage not in (Stage.READY, Stage.ASLEEP)]
-        return NOW.plus(max(map(self._until_gone, leaving), default=0.0), guessed_by=loading)
+        gone_ms = max(map(self._until_gone, leaving), default=0.0)
+        least_ms = max((self._until_gone(s, least=True) for s in leaving), default=0.0)
+        return Forecast.between(least_ms, gone_ms).plus(0.0, guessed_by=loading)
 
-    def _until_gone(self, model: ModelState) -> float:
+    def _until_gone(self, model: ModelState, *, least: bool = False) -> float:
         """Until a model could be gone: its load, then its turn or the end of its work, then its drain.
 
         A turn ends when the quantum is over and the other model's turn has come. A model that ran dry may leave
@@ -331,11 +359,12 @@ class _Arrival:
             quantum_ms = 0.0 if model.has_had_turn(now) else model.ready_at + model.quantum_ms - now
             turn_ms = max(quantum_ms, self.turn_in_ms)
             turn_ms = min(turn_ms, self.leaves_ms(model, dry_ms))
-            return max(turn_ms, model.residual(now)) + model.halt.ms
+            return max(turn_ms, model.residual(now, least=least)) + model.halt.ms
         if model.yields(now):
             return model.halt.ms
         is_loading = model.stage is Stage.LOADING
-        load_ms = model.load_left_ms(now) if is_loading else model.load.ms + self._until_left(model)
+        left_ms = 0.0 if is_loading else self._until_left(model, least=least)
+        load_ms = model.load_left_ms(now) if is_loading else model.load.ms + left_ms
         turn_ms = max(model.quantum_ms, self.turn_in_ms - load_ms)
         turn_ms = min(load_ms + turn_ms, self.leaves_ms(model, load_ms + dry_ms))
         return (min(turn_ms, model.yields_at - now) if is_loading else turn_ms) + model.halt.ms

@@ -60,9 +60,10 @@ class Guarded:
     def forecast(self, state: State, model: Candidate, request: Request, now: int) -> Forecast:
         """The policy's forecast, if it is a valid time."""
         try:
-            ms, is_guess = self._policy.forecast(state, model, request, now)
-            if math.isfinite(ms) and ms >= 0:
-                return Forecast(float(ms), bool(is_guess))
+            ms, is_guess, *early = self._policy.forecast(state, model, request, now)
+            early_ms = early[0] if early else 0.0
+            if math.isfinite(ms) and 0 <= early_ms <= ms:
+                return Forecast(float(ms), bool(is_guess), float(early_ms))
             wrong = f"it forecast {ms!r} ms"
         except (Exception, SystemExit) as error:  # noqa: BLE001  see above
             wrong = described(error)

@@ -565,16 +565,18 @@ class ModelState(CandidateState):
         """How many answers run at once, now or once it is in memory."""
         return len(self.running) or min(len(self.line), self.spec.concurrency)
 
-    def residual(self, now: int) -> float:
+    def residual(self, now: int, *, least: bool = False) -> float:
         """Milliseconds until running requests are done or at a boundary.
 
-        Never "mean minus age": a long answer is long.
+        Never "mean minus age": a long answer is long. Only the least that may be left is that, and nothing of an
+        answer that is late or whose usual time is unknown.
         """
         longest = 0.0
         beside = self.running.values() if not self.users else (*self.running.values(), *self.users.values())
         for running in beside:
-            usual = self.service.ms * self.batch_factor(len(self.running))
-            left = max(usual, now - running.since)
+            usual, age = self.service.ms * self.batch_factor(len(self.running)), now - running.since
+            rest = 0.0 if self.service.is_guess else max(0.0, usual - age)
+            left = rest if least else max(usual, age)
             if running.request.work_class is _INTERACTIVE:
                 stops_early = not running.begun and not self.finishes_soon
             else:
@@ -584,9 +586,9 @@ class ModelState(CandidateState):
             longest = max(longest, left)
         return longest
 
-    def drain_ms(self, now: int) -> float:
+    def drain_ms(self, now: int, *, least: bool = False) -> float:
         """Milliseconds until its memory would be back if it were closed now."""
-        return self.residual(now) + self.halt.ms
+        return self.residual(now, least=least) + self.halt.ms
 
     # ------------------------------------------------------------------ its turn and its cost
 
