@@ -85,6 +85,35 @@ def test_a_member_that_came_first_is_not_evicted_while_the_other_loads(
     assert not world.judge.broken
 
 
+@pytest.mark.parametrize("rest", ["sleep_ms", "idle_ms"])
+@pytest.mark.parametrize("beside", ["loading", "busy"])
+def test_a_member_stays_warm_while_a_request_waits_for_the_whole_set(
+    world_of: WorldOf, model: ModelOf, rest: str, beside: str
+) -> None:
+    """RES-07, RES-13: it was put to sleep, or unloaded, as idle while its companion loaded for another request."""
+    short = (
+        {"sleep_ms": Millis(4_000), "sleeps_when_told": True} if rest == "sleep_ms" else {"idle_ms": 4_000}
+    )
+    world = world_of(model("A", 8, **short), model("B", 8), model("C", 12), load_ms=2_000)
+    world.engines["B"].model = replace(world.truth["B"], load_ms=15_000)
+    world.core.state.models["B"].load.learn(15_000)
+    world.run(1_000)
+    if beside == "busy":  # C has no room beside them, and its answer ends late
+        world.arrive("C", 12_000, lane="chat")
+    world.arrive("A", 500, lane="chat")
+    world.run(6_000)
+    assert stage(world, "A") is Stage.READY
+    if beside == "loading":
+        world.arrive("B", 500, lane="chat")
+    caller = world.arrive("A", 500, lane="chat", companions=("B",))
+    world.run(60_000)
+    assert caller.outcome == "answered"
+    assert world.tally.loads_by_model["A"] == 1 and not world.tally.wakings
+    left = [at for at, n in world.journal if n.model == "A" and n.event in ("evict", "asleep")]
+    assert caller.ended_at is not None and not [at for at in left if at <= caller.ended_at]
+    assert not world.judge.broken
+
+
 def test_a_turn_takes_no_member_of_a_set_that_is_under_way(world_of: WorldOf, model: ModelOf) -> None:
     """RES-13: A's quantum is over while B still loads, and C's turn is due: it waits for the set's one start."""
     lanes = {

@@ -702,10 +702,11 @@ class Residency:
     # ------------------------------------------------------------------ the clock
 
     def close_idle(self, now: int) -> None:
-        """RES-07: an idle model leaves after its time to live."""
+        """RES-07: an idle model leaves after its time to live, but no member of a set for which a request waits."""
+        awaited = self._state.companion_sets.awaited()
         for model in self._state.in_stage(Stage.READY, Stage.ASLEEP):
-            if model.silence is not None:
-                continue  # its host cannot be asked to unload it
+            if model.silence is not None or model.name in awaited:
+                continue  # its host cannot be asked to unload it, or it would have to come back
             if self._is_sleepy(model, now):
                 self.close(model, Occurred(Occasion.SLEEP_DUE), now, cause=Cause.SLEEP, sleep=True)
                 continue
