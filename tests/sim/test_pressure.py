@@ -2,6 +2,8 @@
 
 from collections.abc import Callable
 
+import pytest
+
 from support.worlds import ModelOf, WorldOf
 from watchbill.catalog import Device, Lane, WorkClass
 from watchbill.core import messages as m
@@ -79,6 +81,34 @@ def test_a_quota_that_was_set_holds_on_a_device_of_which_nothing_was_expected(
     world.capacity["ram"], world.foreign["ram"] = 20 * GB, 0
     world.look()
     assert [a.kind for a in world.alerts] == ["watchdog"]
+
+
+@pytest.mark.parametrize("short_of", ["budget", "reserve"])
+@pytest.mark.parametrize("is_busy", [False, True], ids=["idle", "busy"])
+def test_a_permanent_model_that_grows_is_not_reset_while_another_one_leaves(
+    world_of: WorldOf, model: ModelOf, short_of: str, is_busy: bool
+) -> None:
+    """RES-02, RES-20: growth alone resets nothing while memory can be had, and a permanent model has the memory of idle
+    ones, and of those that an emergency takes. It was reset beside them. No running answer is cut for its growth."""
+    device = Device("ram", capacity=Bytes(20 * GB), reserve=Bytes(2 * GB))
+    models = model("rock", 8, "ram", permanent=True), model("sand", 6, "ram")
+    world = world_of(*models, device=device, lanes=LANES)
+    world.run(5_000)
+    world.arrive("rock", 300, lane="chat")
+    world.arrive("sand", 500_000 if is_busy else 300, lane="chat")
+    world.run(15_000)
+    if short_of == "budget":
+        world.engines["sand"].held["ram"] = 4 * GB
+        world.engines["rock"].held["ram"] = 13 * GB
+    else:
+        world.engines["rock"].held["ram"] = 11 * GB
+        world.foreign["ram"] = GB * 3 // 2
+    world.look()
+    world.run(20_000)
+    is_at_fault = is_busy and short_of == "budget"
+    assert [alert.kind == "watchdog" for alert in world.alerts] == [is_at_fault] * len(world.alerts)
+    assert world.tally.loads_by_model["rock"] == 1 + is_at_fault
+    assert (world.engines["sand"].power is Power.WARM) is is_at_fault
 
 
 def falls(world: World, per_second: int, *, until: Callable[[], bool]) -> int:

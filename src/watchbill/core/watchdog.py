@@ -6,7 +6,8 @@ caller must not take a model from all others. So before the reset the model is a
 received not one byte in all its time is reason enough to ask.
 
 A model without a quota of its own may grow while memory is free; the ledger counts it. Where memory is short, a model
-that uses far more than it ever needed is reset, before other models have to leave for it.
+that uses far more than it ever needed is reset, before other models have to leave for it. A permanent model has the
+memory of idle ones, too: they leave for it.
 
 A missing answer is a proof only where the model had nothing else to do. Engines process one long prompt after the
 other, whatever slots they have free, may have fewer slots than the config says, and are silent for minutes: a
@@ -28,10 +29,11 @@ that something is wrong.
 
 from dataclasses import dataclass
 
+from watchbill.core.contenders import movable
 from watchbill.core.messages import Alert, AlertKind, Check, Checked, JournalEvent
 from watchbill.core.model_state import ModelState
 from watchbill.core.reasons import AboveUsual, OverQuota, Reason, Stalls, Unwell, Well
-from watchbill.core.stages import STAYING, Stage
+from watchbill.core.stages import LEAVING, STAYING, Stage
 from watchbill.core.state import State
 
 __all__ = ["Watchdog"]
@@ -205,17 +207,21 @@ class Watchdog:
             quota, usual = model.spec.quota, model.usual(device)
             if quota is not None and held > quota:
                 return OverQuota(model.name, device, held, quota)
-            if quota is None and usual and held > QUOTA_FACTOR * usual and self._is_short(device):
+            if quota is None and usual and held > QUOTA_FACTOR * usual and self._is_short(model, device):
                 return AboveUsual(model.name, device, held, usual)
         return None
 
-    def _is_short(self, device: str) -> bool:
+    def _is_short(self, model: ModelState, device: str) -> bool:
         """Whether a device holds more than it may, or has less free than its reserve. Growth alone is no fault."""
-        book = self._state.ledger.books.get(device)
+        state, book = self._state, self._state.ledger.books.get(device)
         if book is None or book.reading is None or book.in_maintenance:
             return False
-        over = self._state.used(device, *STAYING) > self._state.ledger.limit(device)
-        return over or book.reading.available < book.device.reserve
+        idle = coming = 0
+        if model.spec.permanent:
+            idle = sum(s.frees().get(device, 0) for s in movable(state, model) if s.is_idle)
+            coming = idle + state.used(device, *LEAVING)
+        over = state.used(device, *STAYING) - idle > state.ledger.limit(device)
+        return over or book.reading.available + coming < book.device.reserve
 
     def watch_loads(self, now: int) -> None:
         """Raises an alert for each load that takes far longer than expected."""
