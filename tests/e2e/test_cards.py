@@ -52,8 +52,12 @@ def test_a_hot_card_takes_nothing_new_and_a_lower_tier_serves_until_it_cools(pla
     assert daemon.chat("warm")[0] == 200
     assert daemon.model("warm")["loads"] == 1
     assert "91 C, and its limit is 80 C" in place.run("status").stdout
+    wait_until(lambda: place.events("constrained"))
     cards.write_text(card(70))
     wait_until(lambda: not daemon.status()["devices"]["gpu:0"]["constrained"])
+    (alert,) = [each for each in place.events("alert") if each["alert"] == "card"]
+    assert alert["device"] == "gpu:0" and "91 C, and its limit is 80 C" in alert["reason"]
+    assert [each["device"] for each in place.events("recovered")] == ["gpu:0"]
     assert daemon.chat("large")[1]["x-watchbill-model"] == "large"
     cards.write_text("not a card")
     wait_until(lambda: any(alert["alert"] == "probe" for alert in place.events("alert")))

@@ -142,6 +142,36 @@ def test_a_card_that_is_not_read_any_more_is_said_to_be_unwell(world_of: WorldOf
     assert device["constraint"] == {"trouble": "unread", "figure": 31.0, "limit": 30.0, "throttled": []}
 
 
+def test_a_card_that_takes_no_model_is_in_the_journal_and_raises_an_alert(
+    world_of: WorldOf, model: ModelOf
+) -> None:
+    """RES-26, RES-27: status and explain said that a card was too hot, and nothing remained of it. A card that is over
+    a limit for a moment is no news, and one that is often over it raises one alert in ten minutes."""
+    world = world_of(model("A", 4))
+    world.run(1_000)
+
+    def look(*limits: m.Constraint | None, from_ms: int) -> list[str]:
+        """What a card tells that is read once a second: the lines of the journal."""
+        before = len(world.journal)
+        for number, limit in enumerate(limits):
+            world.run(from_ms + 1_000 * number)
+            world.feed(m.Observed(int(world.now), {"gpu:0": m.DeviceReading(24 * GB, 24 * GB, 0, limit)}, {}))
+        return [f"{note.event} {note.device}: {note.reason}" for _, note in world.journal[before:]]
+
+    world.look = lambda: None  # type: ignore[method-assign]
+    hot, drawing = m.Constraint(m.Trouble.HEAT, 91.0, 85.0), m.Constraint(m.Trouble.POWER, 320.0, 300.0)
+    assert look(hot, hot, hot, None, None, from_ms=2_000) == []
+    first = "constrained gpu:0: gpu:0 takes no new model: 91 C, and its limit is 85 C"
+    assert look(*[hot] * 10, from_ms=10_000) == [first]
+    assert [(alert.kind, alert.device) for alert in world.alerts] == [("card", "gpu:0")]
+    assert "gpu:0 takes no new model: 91 C, and its limit is 85 C" in world.alerts[0].text
+    other = "constrained gpu:0: gpu:0 takes no new model: 320 W, and its limit is 300 W"
+    over = "recovered gpu:0: gpu:0 takes models again"
+    assert look(*[drawing] * 10, None, None, from_ms=30_000) == [other, over]
+    assert len(world.alerts) == 1
+    assert look(*[hot] * 10, from_ms=640_000) == [first] and len(world.alerts) == 2
+
+
 def test_a_planned_model_is_not_counted_as_loading(world_of: WorldOf, model: ModelOf) -> None:
     """status: what is promised is one figure, what loads another."""
     world = world_of(model("A"), model("B"))

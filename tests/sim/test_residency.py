@@ -252,7 +252,7 @@ def test_a_constrained_device_takes_nothing_new_and_recovers(world_of: WorldOf, 
     world.run(1_000)
     world.arrive("A", 300, lane="chat")
     world.run(10_000)
-    hot = {"gpu:0": m.DeviceReading(24 * GB, 20 * GB, constrained="90 C, and its limit is 85 C")}
+    hot = {"gpu:0": m.DeviceReading(24 * GB, 20 * GB, constrained=m.Constraint(m.Trouble.HEAT, 90.0, 85.0))}
     world.look = lambda: world.feed(m.Observed(int(world.now), hot, {}))  # type: ignore[method-assign]
     world.look()
     cold, warm = world.arrive("B", 300, lane="chat"), world.arrive("A", 300, lane="chat")

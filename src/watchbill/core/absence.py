@@ -1,7 +1,8 @@
 """Absence: why a model is not in memory, as a fact with its figures, and in words.
 
 A model that is absent has exactly one reason; where several apply, the most lasting one counts. `status`, `explain`,
-the journal and alerts all report the same one. A permanent model that does not fit raises an alert (RES-02, RES-04).
+the journal and alerts all report the same one. A permanent model that does not fit raises an alert (RES-02, RES-04),
+and so does a card that takes no model because of its health (RES-27).
 """
 
 from collections.abc import Sequence
@@ -21,6 +22,7 @@ from watchbill.units import format_bytes
 __all__ = [
     "Absence",
     "Missing",
+    "Unwell",
     "Why",
     "absence_of",
     "constraint_text",
@@ -50,6 +52,10 @@ class Why(StrEnum):
     UNUSED = "unused"  # not requested since the start
 
 
+#: A card is over its limit for so long before that is reported: its power exceeds it for a moment now and then.
+UNWELL_MS = 5_000
+#: A card that is often over its limit raises one alert in this time; the journal has all of it.
+UNWELL_ALERT_EVERY_MS = 600_000
 #: Reasons for the absence of a permanent model that only a person can remove.
 _ALARMING = (Why.NEVER_FITS, Why.NO_ROOM)
 
@@ -238,6 +244,37 @@ def constraint_text(limit: Constraint) -> str:
 def _beyond(limit: Constraint) -> str:
     """A device recovers with a margin below its limit."""
     return "and its limit is" if limit.figure >= limit.limit else "not far enough below its limit of"
+
+
+class Unwell:
+    """The cards that take no new model because of their health. Each reason is reported once while it lasts."""
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+        self._since: dict[str, tuple[Trouble, int]] = {}  # device -> what it exceeds, and since when
+        self._told: dict[str, Trouble] = {}
+        self._alerted: dict[str, int] = {}  # device -> its last alert
+
+    def observed(self, now: int) -> None:
+        """Looks at the newest readings."""
+        for name, book in self._state.ledger.books.items():
+            limit = None if book.reading is None else book.reading.constrained
+            if limit is not None:
+                self._see(name, limit, now)
+            elif self._since.pop(name, None) is not None and self._told.pop(name, None) is not None:
+                self._state.note(JournalEvent.RECOVERED, f"{name} takes models again", device=name)
+
+    def _see(self, name: str, limit: Constraint, now: int) -> None:
+        seen, since = self._since.get(name, (limit.trouble, now))
+        self._since[name] = (limit.trouble, since if seen is limit.trouble else now)
+        if now < self._since[name][1] + UNWELL_MS or self._told.get(name) is limit.trouble:
+            return
+        self._told[name] = limit.trouble
+        text = describe(Absence(Why.UNWELL, name, detail=constraint_text(limit)))
+        self._state.note(JournalEvent.CONSTRAINED, text, device=name)
+        if name not in self._alerted or now >= self._alerted[name] + UNWELL_ALERT_EVERY_MS:
+            self._alerted[name] = now
+            self._state.out.append(Alert(AlertKind.CARD, f"{text}; loaded models go on serving", None, name))
 
 
 class Missing:

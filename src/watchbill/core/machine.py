@@ -19,7 +19,7 @@ from collections.abc import Mapping
 
 from watchbill.catalog import Catalog, WorkClass
 from watchbill.core import messages as m
-from watchbill.core.absence import Missing
+from watchbill.core.absence import Missing, Unwell
 from watchbill.core.admission import Admission
 from watchbill.core.background import Epochs, Rotation
 from watchbill.core.contenders import wanted_elsewhere
@@ -66,7 +66,7 @@ class Machine:
         self._reconfigure = Reconfigure(self.state)
         self.rotation, self.epochs = Rotation(self.state), Epochs(self.state)
         self._watchdog = Watchdog(self.state)
-        self._missing = Missing(self.state)
+        self._missing, self._unwell = Missing(self.state), Unwell(self.state)
         self._seen = -1  # the state's change count when the last turn began
         self._turned_at = 0
         self.routes = {
@@ -232,6 +232,7 @@ class Machine:
         self._loans.observed(event)
         self._residency.observed(event, now)
         self._emergency.observed(event, now)
+        self._unwell.observed(now)
 
     def _reconfigured(self, event: m.Reconfigured, now: int) -> None:
         before, rules = self.state.catalog.policy, event.catalog.policy

@@ -43,6 +43,7 @@ class AlertKind(StrEnum):
     ABSENT = "absent"  # a permanent model is not in memory
     BATCHES_PAUSED = "batches_paused"  # the disk refuses the results of batches
     BUDGET = "budget"  # a model, or a device, holds more than it may
+    CARD = "card"  # a card takes no new model: it is too hot, too full, or draws too much
     CAPTURE = "capture"  # captured requests are lost, or wait in memory
     DISK = "disk"  # a full or failing disk
     EMERGENCY = "emergency"  # the machine runs out of memory
@@ -601,6 +602,8 @@ class JournalEvent(StrEnum):
     MAINTENANCE_END = "maintenance_end"
     LOAN = "loan"  # memory was lent
     LOAN_END = "loan_end"
+    CONSTRAINED = "constrained"  # a card takes no new model
+    RECOVERED = "recovered"  # it takes models again
     HOST_SILENT = "host_silent"
     HOST_BACK = "host_back"
     PLACES = "places"  # how many models a host holds at once
