@@ -95,6 +95,31 @@ class Broker:
             self._process.wait(30)
             self._process = None
 
+    @contextmanager
+    def slow_disk(self, sync_ms: int) -> Iterator[None]:
+        """Each sync takes this long, as on a hard disk, a memory card, or a disk that others use."""
+        assert self._process is not None
+        if shutil.which("strace") is None:
+            pytest.skip("needs strace")
+        options = [
+            "-f",
+            "-e",
+            "trace=fsync,fdatasync",
+            "-e",
+            f"inject=fsync,fdatasync:delay_exit={sync_ms * 1000}",
+        ]
+        tracing = subprocess.Popen(
+            ["strace", *options, "-o", "/dev/null", "-p", str(self._process.pid)], stderr=subprocess.PIPE
+        )
+        try:
+            assert tracing.stderr is not None
+            if b"attached" not in tracing.stderr.readline():
+                pytest.skip("strace may not trace here")
+            yield
+        finally:
+            tracing.terminate()
+            tracing.communicate()
+
     def stop(self) -> None:
         """Stops the process."""
         assert self._process is not None

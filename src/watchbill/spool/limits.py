@@ -109,8 +109,9 @@ BROKER_AGAIN_S = 0.2
 BROKER_CONNECT_S = 2.0
 #: Two pings without an answer end a connection, in seconds between them.
 BROKER_PING_S = 4.0
-#: Requests to a broker that wait for their answers at a time.
-BROKER_WINDOW = 512
+#: Requests to a broker that wait for their answers at a time. So many syncs of a slow disk end within BROKER_REPLY_S or
+#: soon after it: of more, all would be sent again before the first ones are answered.
+BROKER_WINDOW = 64
 #: A lease on a broker ends this many seconds after its last renewal; it is renewed three times as often.
 BROKER_LEASE_S = 30.0
 #: The share of a lease after which it is renewed.

@@ -39,8 +39,8 @@ Reply = dict[str, Any]
 
 #: How the protocol begins the refusal of a client that did not identify itself.
 _REFUSED = "authorization"
-#: Numbers of the answer that there is no such message.
-NO_MESSAGE = frozenset({10037, 10057})
+#: Numbers of the answer that there is no such message; the second is said where it goes at this moment.
+NO_MESSAGE = frozenset({10037, 10043, 10057})
 #: Answers of JetStream that pass by themselves: no leader yet, too busy.
 _PASSING = frozenset({408, 503})
 #: An earlier copy of the same message is still being stored: that one is acknowledged to whoever asks once more.

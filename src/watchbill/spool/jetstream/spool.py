@@ -180,14 +180,12 @@ class JetSpool:
         signatures = [None if self._sign is None else self._sign(content) for content in contents]
         nonce = os.urandom(6).hex()  # one id for all sends of this call, and no other's
 
-        async def publish() -> None:
-            self._refuse_large(contents)
-            await self._together(
-                self._publish("queue", name, content, signature=signature, nonce=nonce)
-                for name, content, signature in zip(names, contents, signatures, strict=True)
+        async def store(place: int) -> None:
+            await self._publish(
+                "queue", names[place], contents[place], signature=signatures[place], nonce=nonce
             )
 
-        self._call(publish, "store events", more_s=len(lines) / BROKER_WINDOW)
+        self._store_all(contents, store)
         return names
 
     def checkpoint(self) -> None:
@@ -197,18 +195,15 @@ class JetSpool:
         """Store events of another spool under their own names. What this spool has is left out: a move that was cut
         off may be repeated."""
 
-        async def put(each: Carried) -> None:
+        async def put(place: int) -> None:
+            each = carried[place]
             if await self.find_stored(self.streams.poison, "poison", stem_of(each.name)) is not None:
                 return
             await self._publish(
                 "queue", each.name, each.content, attempts=each.attempts, signature=each.signature
             )
 
-        async def publish() -> None:
-            self._refuse_large(each.content for each in carried)
-            await self._together(put(each) for each in carried)
-
-        self._call(publish, "store events", more_s=len(carried) / BROKER_WINDOW)
+        self._store_all([each.content for each in carried], put)
 
     def put_poison(self, carried: Carried, reason: Mapping[str, object]) -> None:
         """Store an event that another spool has given up, with its reason."""
@@ -262,8 +257,8 @@ class JetSpool:
     def done_many(self, items: Sequence[Item]) -> None:
         """Finish events. Raises LeaseLost if a lease was lost, SpoolBroken if the broker does not confirm it."""
 
-        async def finish() -> None:
-            leases = [self._lease_of(item) for item in items if not item.lease.settled]
+        async def finish(window: slice) -> None:
+            leases = [self._lease_of(item) for item in items[window] if not item.lease.settled]
             await self._leases.confirm()
             for lease in leases:
                 self._leases.refuse_lost(lease)
@@ -271,7 +266,7 @@ class JetSpool:
 
         if items:
             self._refuse_settled(items)
-            self._call(finish, "finish events", more_s=len(items) / BROKER_WINDOW)
+            self._in_windows(len(items), finish, "finish events")
 
     def release(self, item: Item, *, rest_s: float = 0.0) -> None:
         """Put an event back without using up an attempt; it is not leased again for `rest_s` seconds."""
@@ -467,6 +462,23 @@ class JetSpool:
             if waiting is None or waiting.data != content:
                 raise
         return name
+
+    def _store_all(self, contents: Sequence[bytes], store: Callable[[int], Awaitable[None]]) -> None:
+        """Store each of these, by its place. All are refused where one is too large."""
+
+        async def store_window(window: slice) -> None:
+            if not window.start:
+                self._refuse_large(contents)
+            await self._together(map(store, range(*window.indices(len(contents)))))
+
+        self._in_windows(len(contents), store_window, "store events")
+
+    def _in_windows(self, count: int, act: Callable[[slice], Awaitable[None]], doing: str) -> None:
+        """Do `count` things a window at a time, each window within the bound: of a whole batch a slow disk would
+        finish none in that time, and begin it again without end."""
+        for first in range(0, count, BROKER_WINDOW):
+            window = slice(first, first + BROKER_WINDOW)
+            self._call(lambda window=window: act(window), doing)
 
     def _refuse_large(self, contents: Iterable[bytes]) -> None:
         most = self._link.payload_bytes_max - _HEAD_BYTES
