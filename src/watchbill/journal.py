@@ -25,6 +25,7 @@ from watchbill.core.messages import Note
 from watchbill.errors import LaneFull
 from watchbill.files.atomic import write_all
 from watchbill.files.rotate import rotate
+from watchbill.files.torn import mend_end
 from watchbill.limits import (
     JOURNAL_BUFFER_LINES_MAX,
     JOURNAL_CLOSE_MS,
@@ -72,8 +73,8 @@ class Journal:
         self._wake = threading.Condition()  # guards the waiting lines of both files
         file = partial(_File, bytes_max=file_bytes_max, warn=warn, lock=self._wake)
         self._files = (
-            file(root / rules.markdown, markdown_line, MARKDOWN_HEAD),
-            file(root / rules.events, json_line, b""),
+            file(root / rules.markdown, markdown_line, MARKDOWN_HEAD, b"| "),
+            file(root / rules.events, json_line, b"", b'{"t":'),
         )
         self._listeners: list[Listener] = []
         #: Listeners that were dropped because they did not keep up.
@@ -166,12 +167,14 @@ class _File:
         path: Path,
         render: Callable[[Line], bytes],
         head: bytes,
+        begins: bytes,
         *,
         bytes_max: int,
         warn: Warn,
         lock: threading.Condition,
     ) -> None:
         self._path, self._render, self._head, self._bytes_max = path, render, head, bytes_max
+        self._begins = begins  # each line
         self._warn, self._lock = warn, lock
         self._waiting: deque[Line] = deque()
         self._fd: int | None = None
@@ -247,11 +250,9 @@ class _File:
     def _open(self) -> int:
         self._path.parent.mkdir(parents=True, exist_ok=True)
         self._fd = fd = os.open(self._path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        self._size = os.fstat(fd).st_size
+        self._size = mend_end(fd, os.fstat(fd).st_size, self._begins)
         if not self._size and self._head:
             self._append(self._head)
-        elif self._size and os.pread(fd, 1, self._size - 1) != b"\n":
-            self._append(b"\n")  # a crash cut the last line: the next one must not continue it
         return fd
 
     def _rotate(self) -> None:

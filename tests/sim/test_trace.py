@@ -141,6 +141,20 @@ async def test_a_recorder_writes_what_a_replay_reads(tmp_path):
     assert run(Trace.read(file).scenario(two_models()), CONTENDERS["rate"], 0).answered == 2
 
 
+def test_a_recording_goes_on_after_one_that_a_full_disk_cut(tmp_path):
+    """RES-21: its last line had no end, the first new one continued it, and no replay read the file any more."""
+    file = tmp_path / "trace.jsonl"
+    request = Request("r1", "one", "chat", WorkClass.INTERACTIVE, 0, 60_000, 60_000)
+    for _ in range(2):
+        recorder = Recorder(file, 0)
+        recorder.machine({"ram": (10 * GB, 8 * GB)}, 0)
+        recorder.ended(Ticket(request, Nobody(), request.id, request.model), "ok", 1_000)
+        recorder.close()
+        with file.open("ab") as torn:
+            torn.write(b'{"kind":"request","at_')
+    assert len(Trace.read(file).requests) == 2
+
+
 def test_a_recorder_without_a_file_writes_nothing(tmp_path, monkeypatch):
     """RES-21: what `up` has without --record."""
     monkeypatch.chdir(tmp_path)

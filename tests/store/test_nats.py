@@ -40,8 +40,8 @@ from watchbill.spool.term import term_for
 Say = Callable[[object], None]
 LEASE_S = 1.0
 MOVED = int(os.environ.get("WATCHBILL_NATS_MOVED", "800"))
-#: Each event takes two syncs of the broker, one after another, on a disk that other tests use as well: at 20 ms for each
-#: that is longer than the patience of other waits.
+#: Each event takes two syncs of the broker, one after another, on a disk that other tests use as well: at 20 ms for
+#: each that is longer than the patience of other waits.
 MOVED_WITHIN_S = 30.0 + MOVED * 0.1
 
 

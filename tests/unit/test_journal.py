@@ -110,15 +110,33 @@ def test_a_restart_goes_on_where_the_last_run_ended(disk: Disk) -> None:
     assert len(disk.rows()) == 3
 
 
-def test_a_line_that_a_crash_cut_is_not_continued(disk: Disk) -> None:
-    (disk.folder / "events.jsonl").write_bytes(b'{"t":"2023-11-14T22:1')
-    (disk.folder / "queue_log.md").write_bytes(b"# head\n\n| a |\n|---|\n| torn")
+@pytest.mark.parametrize("zeros", [0, 5_000])
+@pytest.mark.parametrize("cut", [1, 5, 18])
+def test_a_line_that_a_power_cut_has_torn_is_gone(disk: Disk, cut: int, zeros: int) -> None:
+    """RES-26: it was closed off with a newline, and `jq` and every other reader of JSON lines ended at it."""
+    for number in range(2):
+        journal = disk.journal()
+        journal.write(note(f"run {number}"))
+        journal.close()
+        for name, row in (("events.jsonl", b'{"t":"2023-11-14T22:1'), ("queue_log.md", b"| 2023-11-14T22:1")):
+            with open(disk.folder / name, "ab") as file:
+                file.write(row[:cut] + b"\0" * zeros)
     journal = disk.journal()
     journal.write(LOAD)
     assert journal.flush(WAIT_S)
-    torn, whole = (disk.folder / "events.jsonl").read_text().splitlines()
-    assert torn == '{"t":"2023-11-14T22:1' and json.loads(whole)["model"] == "smollm2"
-    assert disk.rows()[0] == "| torn" and disk.rows()[1].startswith("| 2023")
+    assert [event["reason"] for event in disk.events()] == ["run 0", "run 1", LOAD.reason]
+    assert len(disk.rows()) == 3 and all(row.startswith("| 2") for row in disk.rows())
+    journal.close()
+
+
+def test_a_text_of_somebody_else_is_not_cut(disk: Disk) -> None:
+    """RES-26: the operator names the files, and may name one that has lines of another program."""
+    (disk.folder / "events.jsonl").write_bytes(b"a note of mine")
+    journal = disk.journal()
+    journal.write(LOAD)
+    assert journal.flush(WAIT_S)
+    foreign, whole = (disk.folder / "events.jsonl").read_text().splitlines()
+    assert foreign == "a note of mine" and json.loads(whole)["model"] == "smollm2"
 
 
 @given(st.lists(st.text(max_size=40), min_size=4, max_size=4))

@@ -11,6 +11,7 @@ the last day (`traffic.py`), where the line of the machine also has the wall clo
 """
 
 import logging
+import os
 import time
 from collections.abc import Mapping
 from io import FileIO
@@ -18,6 +19,7 @@ from pathlib import Path
 
 import msgspec
 
+from watchbill.files.torn import mend_end
 from watchbill.runtime.limits import TRACE_FLUSH_MS
 from watchbill.runtime.ticket import Ticket
 from watchbill.runtime.traffic import Traffic
@@ -70,7 +72,11 @@ class Recorder:
 
     def __init__(self, file: Path | None = None, now: int = 0, traffic: Traffic | None = None) -> None:
         # Not buffered by Python: a buffered file whose last write failed could not even be closed.
-        self._file: FileIO | None = file.open("ab", buffering=0) if file else None
+        self._file: FileIO | None = file.open("a+b", buffering=0) if file else None
+        if (
+            self._file is not None
+        ):  # one that recorded before may have ended in a power cut, or on a full disk
+            mend_end(self._file.fileno(), os.fstat(self._file.fileno()).st_size, b"{")
         self._traffic = traffic
         self.is_on = file is not None or traffic is not None
         self._lines = bytearray()

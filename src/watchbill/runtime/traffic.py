@@ -16,6 +16,7 @@ from pathlib import Path
 import msgspec
 
 from watchbill.files.atomic import write_all
+from watchbill.files.torn import mend_end
 from watchbill.runtime.limits import (
     TRACE_FLUSH_MS,
     TRAFFIC_AT_ONCE,
@@ -123,10 +124,7 @@ class Traffic:
         path = self._next(files) if is_new else files[-1]
         fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            size = os.fstat(fd).st_size
-            if size and os.pread(fd, 1, size - 1) != b"\n":
-                # A crash or a full disk cut the last line: the next must not continue it.
-                write_all(fd, b"\n")
+            mend_end(fd, os.fstat(fd).st_size, b"{")
             write_all(fd, head + lines if is_new and not lines.startswith(head) else lines)
         finally:
             os.close(fd)
