@@ -84,3 +84,24 @@ def test_a_file_in_the_place_of_an_agent_is_none(fleet: FleetFolder, name: str) 
     fleet.start_agent("cpu-1")
     assert fleet.wait(fleet.submit("p")) == 0
     assert fleet.run("gpus", "--root", str(fleet.root)).returncode == 0
+
+
+def test_what_is_no_file_is_no_signal(fleet: FleetFolder) -> None:
+    """FLEET-03, FLEET-07: an agent obeyed a folder called AGENT.stop and could not remove it: it never left, took the
+    shared folder for broken, claimed nothing, and showed no heartbeat, so that what it ran was given to others."""
+    fleet.write_plan("p", "### a\n- **command**: `true`\n- **task_class**: cpu\n")
+    places.make_root(fleet.root)
+    signals = fleet.root / places.SIGNALS
+    for order in ("stop", "resume", "kill.a"):
+        (signals / f"cpu-1.{order}").mkdir()
+    os.mkfifo(signals / "cpu-1.abort")
+    (signals / "cpu-1.kill").symlink_to("/dev/zero")
+    fleet.start_coordinator()
+    fleet.start_agent("cpu-1")
+    assert fleet.wait(fleet.submit("p")) == 0, fleet.log.read_text()
+    wait_until(lambda: "a signal is a small file, and this is none" in fleet.log.read_text())
+    assert "the shared folder fails" not in fleet.log.read_text()
+    assert len(list(signals.iterdir())) == 5  # they stay where they were put
+    told = fleet.run("signal", "cpu-1", "stop", "--root", str(fleet.root))
+    assert told.returncode == 1
+    assert f"{signals}/cpu-1.stop: is a directory" in told.stderr

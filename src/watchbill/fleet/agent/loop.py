@@ -48,6 +48,7 @@ from watchbill.processes import limits as processes_limits
 from watchbill.processes.crew import Cause, Crew, CrewEvent, Ended, LeaseHeard, Measured, Started, Stuck
 from watchbill.processes.environment import Withheld
 from watchbill.processes.sandbox import can_bubblewrap, can_landlock
+from watchbill.quoting import quoted
 
 __all__ = ["Agent", "AgentOptions"]
 
@@ -111,6 +112,7 @@ class Agent:
         self._said_so_far: dict[str, str] = {}  # job -> the end of its output, not shown yet
         self._givings: set[asyncio.Task[None]] = set()  # talks with the host daemon about loans
         self._obeying: list[Signal] = []  # abort and kill, until their task has ended
+        self._stay: set[Signal] = set()  # obeyed, and this user may not remove them
         self._unclear = UnclearSignals(options.name, options.told_root)
         self._pulse = Pulse(boot_id(), os.getpid(), start_time(os.getpid()) or 0, 0)
         self._reached_at = 0.0  # when a heartbeat last reached the shared folder
@@ -517,7 +519,10 @@ class Agent:
         self._ahead.drop(waiting - look.held)
         self._end_revoked(look, before)
         self._unclear.look(look.signals)
+        self._stay.intersection_update(look.signals)
         for signal in look.signals:
+            if signal in self._stay:
+                continue
             if signal in self._obeying or not self._unclear.has(signal, len(self._running)):
                 await self._obey(board, signal)
         await self._confirm(board)
@@ -612,7 +617,16 @@ class Agent:
                 if self._end_task(signal):
                     self._obeying.append(signal)
                     return
-        await self._files.do(lambda: board.obeyed(signal))
+        await self._remove_obeyed(board, signal)
+
+    async def _remove_obeyed(self, board: BoardClient, signal: Signal) -> None:
+        """Remove a signal. One that this user may not remove is not obeyed again while it stays, and stops nothing."""
+        try:
+            await self._files.do(lambda: board.obeyed(signal))
+        except PermissionError as error:
+            self._stay.add(signal)
+            _LOG.error("%s was obeyed and cannot be removed: %s; remove it, and let this user remove files there",
+                       quoted(f"signals/{signal.file}"), error.strerror)  # fmt: skip
 
     def _on_hold(self) -> None:
         """The agent is held, or goes on: people see it at once."""
@@ -643,7 +657,7 @@ class Agent:
         """Removes the signals whose tasks have ended: a file that is still there was not obeyed yet."""
         obeyed = [signal for signal in self._obeying if not self._named(signal.task)]
         for signal in obeyed:
-            await self._files.do(lambda signal=signal: board.obeyed(signal))
+            await self._remove_obeyed(board, signal)
             self._obeying.remove(signal)
 
     # ------------------------------------------------------------ faults of the folder

@@ -7,7 +7,8 @@
     signals/AGENT.kill[.TASK]     the same, with SIGKILL
 
 The agent removes the file once it has obeyed, so a file that is still there was not obeyed yet. A file that names no
-task may be half written: it is obeyed at a later look, and one that makes no sense is left and told of.
+task may be half written: it is obeyed at a later look, and one that makes no sense is left and told of. What is no file
+is no signal, whatever its name: a folder could not be removed.
 """
 
 import re
@@ -48,6 +49,7 @@ class Stray(Enum):
 
     NO_SIGNAL = "no signal is called so"
     NO_AGENT = "no agent of this name lives"
+    NO_FILE = "a signal is a small file, and this is none; remove it"
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +100,8 @@ def strays(disk: Disk, living: Collection[str]) -> Iterator[tuple[str, Stray]]:
             yield name, Stray.NO_AGENT
         elif not any(_order_of(agent, name) for agent in living):
             yield name, Stray.NO_SIGNAL
+        elif _is_no_file(disk, name):
+            yield name, Stray.NO_FILE
 
 
 def obeyed(disk: Disk, signal: Signal) -> None:
@@ -109,10 +113,14 @@ def _signal(disk: Disk, agent: str, name: str) -> Signal | None:
     order = _order_of(agent, name)
     if order is None:
         return None
+    try:
+        content = _content(disk, name)
+    except NotAFile:
+        return None
     if order.is_about_a_task:
         task = name.removeprefix(f"{agent}.{order.value}").removeprefix(".")
-        return Signal(order, task, name) if task else _about_a_task(disk, order, name)
-    said = _said(disk, name)
+        return Signal(order, task, name) if task else _about_a_task(order, name, content)
+    said = _fields(content or b"")  # mostly nothing; where its sender keeps it private its name says enough
     is_for_failures = said.text("why") == HeldWhy.FAILURES.value
     why = HeldWhy.FAILURES if is_for_failures else HeldWhy.PERSON
     return Signal(order, "", name, why, max(0, said.whole("for_ms")) if is_for_failures else 0)
@@ -122,11 +130,9 @@ def _order_of(agent: str, name: str) -> Order | None:
     return _WORDS.get(name.removeprefix(f"{agent}.").partition(".")[0])
 
 
-def _about_a_task(disk: Disk, order: Order, name: str) -> Signal:
+def _about_a_task(order: Order, name: str, content: bytes | None) -> Signal:
     """An abort or a kill whose task is in the file: as JSON, or by its name alone."""
-    try:
-        content = _content(disk, name)
-    except PermissionError:  # it may be about one task, and is not taken for all of them
+    if content is None:  # it may be about one task, and is not taken for all of them
         return Signal(order, "", name, is_garbled=True)
     said = _fields(content)
     task = said.text("task_id") or said.text("task")
@@ -136,19 +142,22 @@ def _about_a_task(disk: Disk, order: Order, name: str) -> Signal:
     return Signal(order, "" if is_garbled else task, name, is_garbled=is_garbled)
 
 
-def _said(disk: Disk, name: str) -> Fields:
-    """What is in the file, as its sender or a person wrote it; mostly nothing."""
-    try:
-        return _fields(_content(disk, name))
-    except PermissionError:  # its name says enough
-        return Fields({})
-
-
-def _content(disk: Disk, name: str) -> bytes:
+def _content(disk: Disk, name: str) -> bytes | None:
+    """What is in the file, as its sender or a person wrote it; None where only they may read it. Raises NotAFile."""
     try:
         return disk.read(f"{places.SIGNALS}/{name}", limits.FLEET_FILE_BYTES_MAX)
-    except (FileNotFoundError, NotAFile):
+    except FileNotFoundError:
         return b""
+    except PermissionError:
+        return None
+
+
+def _is_no_file(disk: Disk, name: str) -> bool:
+    try:
+        _content(disk, name)
+    except NotAFile:
+        return True
+    return False
 
 
 def _fields(content: bytes) -> Fields:
