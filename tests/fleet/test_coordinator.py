@@ -1,5 +1,6 @@
 """The coordinator on a real folder, driven turn by turn with a clock from outside: plans, fan-outs, fairness, time."""
 
+import errno
 import json
 import os
 from collections.abc import Iterator
@@ -1194,6 +1195,39 @@ def test_a_cancel_of_a_batch_that_is_set_aside_is_refused_with_the_reason(rig: R
     rig.brain.turn(2)
     assert "it failed" in (rig.root / places.REFUSED / "b1.cancel").read_text()
     assert os.listdir(rig.root / places.INBOX) == []
+
+
+class DiskWithAPrivateFolder(FolderDisk):
+    """One in which another user keeps tasks/processing/private to himself."""
+
+    def names(self, folder: str) -> list[str]:
+        if folder == places.processing_folder("private"):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), folder)
+        return super().names(folder)
+
+
+@pytest.mark.parametrize("has_joined", [True, False])
+def test_a_private_folder_of_slips_stops_nobody_when_its_agent_has_been_silent_for_long(
+    rig: Rig, has_joined: bool
+) -> None:
+    """FLEET-09: after 90 s its slips were looked for, and each coordinator failed; that of one which has joined was
+    looked into at the start, with the same end."""
+    (rig.root / places.processing_folder("private")).mkdir()
+    if has_joined:
+        (rig.root / "gpus" / "private").mkdir()
+        write_heartbeat(rig.disk, "private", Heartbeat(Pulse("rig", 2, 1, 1)))
+    rig.disk = DiskWithAPrivateFolder(rig.root)
+    rig.brain.close()
+    rig.brain = rig.new_brain(0)
+    for now_ms in range(0, 200_000, 5_000):
+        rig.beat()
+        rig.brain.turn(now_ms)
+    rig.submit("b1", "p", "### a\n- **command**: `true`\n")
+    rig.brain.turn(200_000)
+    ((name, _),) = rig.claim()
+    rig.report(name)
+    rig.brain.turn(200_010)
+    assert rig.kinds("b1", "accept")
 
 
 def test_retries_are_attempts_after_failed_ones_and_a_denied_task_is_no_failure_of_an_agent(rig: Rig) -> None:

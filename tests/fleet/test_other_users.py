@@ -243,3 +243,45 @@ def test_a_signal_that_its_sender_keeps_private_stops_no_agent(fleet: FleetFolde
     assert submitted.returncode == 0, submitted.stderr
     assert fleet.wait(submitted.stdout.strip()) == 0
     assert "claiming nothing" not in fleet.log.read_text()
+
+
+def test_a_signal_that_the_agent_may_not_remove_is_obeyed_once_and_stops_nothing(fleet: FleetFolder) -> None:
+    """FLEET-07: in a folder that another user made for himself the agent could remove no signal, took the shared folder
+    for broken, and claimed nothing any more."""
+    fleet.write_plan("p", TASK).chmod(0o2775)
+    start_fleet_of_bob(fleet)
+    wait_until((fleet.root / "gpus" / "cpu_1" / "heartbeat.json").exists)
+    signals = fleet.root / places.SIGNALS
+    (signals / "cpu-1.resume").touch()
+    signals.chmod(0o2755)
+    os.chown(signals, 0, GROUP)
+    wait_until(lambda: "'signals/cpu-1.resume' was obeyed and cannot be removed" in fleet.log.read_text())
+    submitted = run_as(fleet, "plan", "submit", "p", "--quiet")
+    assert submitted.returncode == 0, submitted.stderr
+    assert fleet.wait(submitted.stdout.strip()) == 0
+    assert fleet.log.read_text().count("cannot be removed") == 1
+
+
+def test_a_batch_that_becomes_private_while_it_runs_goes_on_by_itself_when_it_is_shared_again(
+    fleet: FleetFolder,
+) -> None:
+    """FLEET-09: after two errors in mid-run it waited for a new coordinator, although it was shared again since."""
+    fleet.write_plan(
+        "late",
+        "### a\n- **command**: `sleep 2; echo a >> {BATCH_PATH}/../ran; touch {BATCH_PATH}/results/a`\n"
+        "- **produces**: {BATCH_PATH}/results/a\n- **task_class**: cpu\n\n"
+        "### b\n- **command**: `echo b >> {BATCH_PATH}/../ran`\n- **depends_on**: a\n- **task_class**: cpu\n",
+    ).chmod(0o2775)
+    fleet.write_plan("open", TASK)
+    late = fleet.submit("late")
+    start_as(fleet, "coordinator")
+    wait_until((fleet.root / places.RESULTS).is_dir)
+    fleet.may_fault = True
+    start_as(fleet, "agent", "root-1", "--cpu-slots", "2", user=0)
+    wait_until(lambda: bool(fleet.entries("late", late, "issue")))
+    fleet.batch("late", late).chmod(0o700)
+    wait_until(lambda: f"batch {late} is left alone" in fleet.log.read_text())
+    assert fleet.wait(fleet.submit("open")) == 0
+    fleet.batch("late", late).chmod(0o2770)
+    assert fleet.wait(late) == 0, fleet.log.read_text()
+    assert (fleet.batch("late", late).parent / "ran").read_text().split() == ["a", "b"]

@@ -27,7 +27,14 @@ def show_questions(*, batch: str | None, json: bool, root: Path | None, quiet: b
     _, disk = open_fleet(root)
     terminal = Terminal(quiet=quiet)
     places = batches_of(disk) if batch is None else [find_batch(disk, batch)]
-    questions = [each for place in places for each in _questions(disk, place)]
+    questions: list[Question] = []
+    for place in places:
+        try:
+            questions += _questions(disk, place)
+        except OursError as error:
+            if batch is not None:
+                raise
+            terminal.note(plain(str(error)))
     if json:
         terminal.show(jsonlib.dumps({"waiting": [each.fields() for each in questions]}))
     elif questions:

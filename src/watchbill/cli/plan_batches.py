@@ -16,9 +16,10 @@ from watchbill.cli.plan_asking import asked, begin_round, refuse_behind_another
 from watchbill.cli.plan_checking import WRONG, read_with_bash, tell
 from watchbill.cli.plan_reasons import reason_for, show_items
 from watchbill.cli.plan_submitting import read_inputs
-from watchbill.cli.plan_views import follow, show_batch, show_overview, wait
+from watchbill.cli.plan_views import follow, show_batch, show_overview, tell_unreadable, wait
 from watchbill.cli.terminal import Column, Terminal, plain
 from watchbill.errors import OursError
+from watchbill.files.atomic import NotAFile
 from watchbill.fleet.folder import places
 from watchbill.fleet.folder.disk import FolderDisk
 from watchbill.fleet.folder.requests import (
@@ -133,7 +134,8 @@ def list_batches(*, json: bool, root: Path | None, quiet: bool) -> int:
     folder, disk = open_fleet(root)
     terminal = Terminal(quiet=quiet)
     plans = [name for name in disk.names("plans") if os.path.isfile(folder / "plans" / name / "plan.md")]
-    batches = [(each, BatchView(disk, each).look()) for each in batches_of(disk)]
+    batches = [(each, BatchView(disk, each).look_or_say()) for each in batches_of(disk)]
+    tell_unreadable((found for _, found in batches), terminal)
     if json:
         rows = [
             {"batch": each.batch, "plan": each.plan, "state": found.state.value} for each, found in batches
@@ -327,7 +329,11 @@ def batch_of_task(disk: FolderDisk, task: str, batch: str | None) -> tuple[Batch
         return place, ledger
     newest = ""
     for place in reversed([each for each in batches_of(disk) if each.has_journal]):
-        ledger = Follower(disk, place).read()
+        try:
+            ledger = Follower(disk, place).read()
+        except OursError as error:  # it may be in another one
+            Terminal().note(plain(str(error)))
+            continue
         if task in ledger:
             return place, ledger
         newest = newest or _nearest_task(task, ledger)
@@ -520,7 +526,7 @@ def _inputs_told(disk: FolderDisk, place: BatchPlace) -> set[str]:
     path = f"{places.batch_folder(place.plan, place.batch)}/inputs.json"
     try:
         return set(fields_of(disk.read(path, PLAN_INPUTS_BYTES_MAX * 2)).mapping("inputs"))
-    except (OSError, ValueError):
+    except (OSError, NotAFile, ValueError):
         return set()
 
 

@@ -23,7 +23,7 @@ __all__ = ["follow", "show_batch", "show_overview", "told_hold", "told_why", "wa
 
 _STYLES = {
     BatchState.COMPLETE: "green", BatchState.PARTIAL: "yellow", BatchState.FAILED: "red", BatchState.REFUSED: "red",
-    BatchState.NOT_SUBMITTED: "red",
+    BatchState.NOT_SUBMITTED: "red", BatchState.UNREADABLE: "red",
     BatchState.RUNNING: "cyan", BatchState.SUBMITTED: "dim", BatchState.CANCELLED: "dim",
 }  # fmt: skip
 _PARTS = {
@@ -266,3 +266,11 @@ def show_overview(found: Overview, terminal: Terminal) -> None:
     ]
     columns = [Column("batch"), Column("plan"), Column("state"), Column("done", right=True), Column("tasks")]
     terminal.show("", *terminal.table(columns, rows))
+    tell_unreadable(found.batches, terminal)
+
+
+def tell_unreadable(batches: Iterable[BatchProgress], terminal: Terminal) -> None:
+    """Say why some batches cannot be read."""
+    for each in batches:
+        if each.why:
+            terminal.note(plain(each.why))

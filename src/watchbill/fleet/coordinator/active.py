@@ -10,15 +10,15 @@ wait for their manifest. Nothing here touches the board or reads a clock other t
 import logging
 import os
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import NamedTuple
 
 from watchbill.errors import OursError
 from watchbill.fleet.folder import places
-from watchbill.fleet.folder.disk import Disk
-from watchbill.fleet.folder.slips import Headline, slip_name
+from watchbill.fleet.folder.disk import Disk, is_of_the_path
+from watchbill.fleet.folder.slips import Headline, is_of, slip_name
 from watchbill.fleet.logs import Part
 from watchbill.fleet.matching.policy import Lineup
 from watchbill.fleet.state.entries import (
@@ -45,7 +45,7 @@ from watchbill.fleet.state.shared_paths import model_of
 from watchbill.plans.batch import ExecutePlan
 from watchbill.plans.task import TaskClass
 
-__all__ = ["ActiveBatch", "ActiveBatches", "Fanout", "Offer", "denied"]
+__all__ = ["ActiveBatch", "ActiveBatches", "Fanout", "Locked", "Offer", "denied"]
 
 _LOG = Part.COORDINATOR.logger
 
@@ -77,6 +77,13 @@ class Offer(NamedTuple):
     task: str
 
 
+class Locked(NamedTuple):
+    """A batch whose files cannot be used, and why."""
+
+    order: ExecutePlan
+    why: str
+
+
 class ActiveBatches:
     """Every batch that has not ended, in the memory of one coordinator."""
 
@@ -86,10 +93,13 @@ class ActiveBatches:
         wall_ms: Callable[[], int],
         fleet: str = "",
         boot: str = "",
+        *,
         set_aside: Mapping[str, str] = MappingProxyType({}),
+        locked: Iterable["Locked"] = (),
     ) -> None:
         """`wall_ms` is for people: no decision depends on it. `fleet` is the id of the shared folder, `boot` that of
-        the boot whose clock the coordinator is given. `set_aside`: batches that are not taken up, and why."""
+        the boot whose clock the coordinator is given. `set_aside`: batches that are not taken up, and why. `locked`:
+        those whose files stopped an earlier coordinator."""
         self._disk = disk
         self._fleet = fleet
         self._boot = boot
@@ -103,7 +113,11 @@ class ActiveBatches:
         self.fanouts: dict[tuple[str, str], Fanout] = {}
         self.set_aside = dict(set_aside)
         self.left_alone = dict(set_aside)  # with batches whose journal cannot be replayed: each one, and why
-        self.locked: dict[str, ExecutePlan] = {}  # of those, the ones that this user may not read or write
+        #: Of those, the ones whose files cannot be used, because of who owns them or what lies in their place. They are
+        #: tried again.
+        self.locked: dict[str, ExecutePlan] = {}
+        for each in locked:
+            self.lock_out(each.order, each.why)
         self.at = ""  # the batch that is worked on, if one is: a fault of our own is its
 
     # ------------------------------------------------------------ batches come and go
@@ -145,8 +159,10 @@ class ActiveBatches:
         was left alone may make sense by now."""
         try:
             batch = self._replayed(order, now_ms)
-        except PermissionError as error:
-            self.lock_out(order, error)
+        except OSError as error:
+            if not is_of_the_path(error):
+                raise
+            self.lock_out(order, denied(error))
             return
         except (OursError, ValueError, KeyError) as error:
             self.left_alone[order.batch] = str(error)
@@ -155,10 +171,15 @@ class ActiveBatches:
         self.locked.pop(order.batch, None)
         self._go_on_with(batch, now_ms)
 
-    def lock_out(self, order: ExecutePlan, error: PermissionError) -> None:
-        """Leave a batch alone that another user made and keeps to himself: it stops no others."""
-        self.left_alone[order.batch] = denied(error)
+    def lock_out(self, order: ExecutePlan, why: str) -> None:
+        """Leave a batch alone whose files cannot be used, as those that another user keeps to himself: it stops no
+        others, and is tried again."""
+        self.left_alone[order.batch] = why
         self.locked[order.batch] = order
+
+    def is_locked(self, name: str) -> bool:
+        """Whether a slip may be of a batch that is tried again: until then it stays where it is, and what runs runs."""
+        return any(is_of(name, batch) for batch in self.locked)
 
     def forget(self, batch: str) -> None:
         """Drop a batch that has ended, and close its journal."""
@@ -260,9 +281,15 @@ class ActiveBatches:
         )  # fmt: skip
 
 
-def denied(error: PermissionError) -> str:
-    """What people are told of a file or folder in a batch that the user of the coordinator may not use."""
-    return f"{error.filename}: permission denied; let the user of the coordinator, {os.geteuid()}, read and write there"
+def denied(error: OSError) -> str:
+    """What people are told of a file or folder in a batch that the coordinator cannot use."""
+    path = error.filename or error.filename2
+    if isinstance(error, PermissionError):
+        return f"{path}: permission denied; let the user of the coordinator, {os.geteuid()}, read and write there"
+    if isinstance(error, FileNotFoundError):
+        return f"{path} is not there; put the batch's folder back"
+    why = error.strerror or str(error)
+    return f"{path}: {why[:1].lower()}{why[1:]}; move away what lies there, and put back what belongs there"
 
 
 def _addressee(spec: Spec) -> str:

@@ -19,7 +19,7 @@ from watchbill.fleet.coordinator.active import ActiveBatches, denied
 from watchbill.fleet.coordinator.acts import Acts
 from watchbill.fleet.coordinator.opening import opening, reopening
 from watchbill.fleet.folder import places
-from watchbill.fleet.folder.disk import Disk
+from watchbill.fleet.folder.disk import Disk, is_of_the_path
 from watchbill.fleet.folder.requests import Reopening, cancel_request
 from watchbill.fleet.folder.values import encode
 from watchbill.fleet.logs import Part
@@ -28,6 +28,7 @@ from watchbill.fleet.state.entries import Cancel
 from watchbill.fleet.state.journal import last_epoch
 from watchbill.fleet.state.ledger import Ledger
 from watchbill.plans.batch import ExecutePlan, decoded_inputs
+from watchbill.quoting import quoted
 
 __all__ = ["Inbox"]
 
@@ -58,8 +59,8 @@ class Inbox:
         self._acts = acts
         self.active: dict[str, set[str]] = {}  # batches that have not ended -> the files that say so
         self._taken_up: list[Ledger] = []
-        self._unlock_at_ms = 0
-        self._stuck: set[str] = set()  # what cannot be put aside: folders
+        self._unlock_at_ms: int | None = None
+        self._stuck: set[str] = set()  # what cannot be put aside: folders, and names that are too long
 
     # ------------------------------------------------------------ when the coordinator starts
 
@@ -89,7 +90,9 @@ class Inbox:
 
     def read(self, now_ms: int) -> bool:
         """Obey what lies here; True where more lies here than fits into one turn."""
-        if now_ms >= self._unlock_at_ms:
+        if self._unlock_at_ms is None:
+            self._unlock_at_ms = now_ms + limits.LOCKED_AGAIN_MS
+        elif now_ms >= self._unlock_at_ms:
             self._unlock_at_ms = now_ms + limits.LOCKED_AGAIN_MS
             for order in list(self._active.locked.values()):
                 self._take_up_again(order, now_ms)
@@ -131,20 +134,30 @@ class Inbox:
             return
         except IllegalTransition:
             raise  # a fault of our own, and perhaps half of it is applied
-        except (NotAFile, OursError, ValueError, PermissionError) as error:
+        except OSError as error:
             # Files are looked at before anything is decided, so one that another user keeps to himself changes nothing.
-            why = denied(error) if isinstance(error, PermissionError) else str(error)
-            self._acts.later(lambda: self._refuse(name, why))
+            if not is_of_the_path(error):
+                raise
+            self._refuse_later(name, denied(error))
+        except (NotAFile, OursError, ValueError) as error:
+            self._refuse_later(name, str(error))
+
+    def _refuse_later(self, name: str, why: str) -> None:
+        self._acts.later(lambda: self._refuse(name, why))
 
     def _refuse(self, name: str, why: str, *, is_cancelled: bool = False) -> None:
         """Put a plan that cannot be run, or is not wanted any more, aside with the reason."""
-        _LOG.warning("action=refuse file=%s why=%s", name, why)
+        _LOG.warning("action=refuse file=%s why=%s", quoted(name), why)
         told = {"error": why, **({"is_cancelled": True} if is_cancelled else {})}
         try:
             self._disk.put(f"{places.REFUSED}/{name}", encode(told) + b"\n", durable=True)
             self._disk.remove(f"{places.INBOX}/{name}")
-        except IsADirectoryError:
+        except OSError as error:
+            if not is_of_the_path(error):
+                raise
             self._stuck.add(name)
+            _LOG.warning("action=ignore file=%s why=%s", quoted(f"{places.INBOX}/{name}"),
+                         f"it cannot be put aside ({error.strerror}); remove it")  # fmt: skip
 
     # ------------------------------------------------------------ plans
 
@@ -209,8 +222,10 @@ class Inbox:
         """Whether a batch has a journal. One that cannot be looked into is left alone."""
         try:
             return bool(last_epoch(self._disk, order.plan, order.batch))
-        except PermissionError as error:
-            self._active.lock_out(order, error)
+        except OSError as error:
+            if not is_of_the_path(error):
+                raise
+            self._active.lock_out(order, denied(error))
             return False
 
     def _reopen_now(self, ledger: Ledger, request: Reopening, now_ms: int) -> None:
@@ -258,14 +273,24 @@ class Inbox:
     def show_ended(self, batch: str) -> None:
         """Remove what says that a batch is active: what this epoch knows of. A successor may have reopened it since."""
         for path in sorted(self.active.pop(batch, ())):
-            self._disk.remove(path)
+            try:
+                self._disk.remove(path)
+            except OSError as error:
+                if not is_of_the_path(error):
+                    raise
+                _LOG.error("action=ignore file=%s why=%s", path, f"{batch} has ended and it stays ({error.strerror}); "
+                           "remove it")  # fmt: skip
 
     def _cancel(self, batch: str, name: str, now_ms: int) -> None:
         self._active.at, found = batch, self._active.batches.get(batch)
         if found is None and (why := self._active.left_alone.get(batch)) is not None:
             self._acts.later(lambda: self._refuse(name, f"{batch} cannot be cancelled: {why}"))
             return
-        request = cancel_request(self._disk, batch) or ""
+        request = cancel_request(self._disk, batch)
+        if request is None:
+            if name in self._disk.names(places.INBOX):
+                self._refuse_later(name, "it is no file")
+            return
         was_obeyed = found is not None and request and request in found.ledger.cancels
         if found is not None and not found.ledger.is_cancelled and not was_obeyed:
             recalled = list(found.ledger.by_token)

@@ -17,13 +17,14 @@ nothing here waits.
 """
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+import os
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from watchbill.errors import OursError
 from watchbill.fleet import limits
-from watchbill.fleet.coordinator.active import ActiveBatches, Fanout, Offer
+from watchbill.fleet.coordinator.active import ActiveBatches, Fanout, Locked, Offer, denied
 from watchbill.fleet.coordinator.acts import Acts
 from watchbill.fleet.coordinator.heating import Heating
 from watchbill.fleet.coordinator.holding import Holding
@@ -33,7 +34,7 @@ from watchbill.fleet.coordinator.opening import expansion, read_manifest
 from watchbill.fleet.coordinator.watchers import Held, Ladder, Step, Stranded
 from watchbill.fleet.folder import places
 from watchbill.fleet.folder.board import Board, Holdings
-from watchbill.fleet.folder.disk import Disk
+from watchbill.fleet.folder.disk import Disk, is_of_the_path
 from watchbill.fleet.folder.headway import Headway
 from watchbill.fleet.folder.heartbeat import Heartbeat, Pulse, Watcher, read_heartbeat
 from watchbill.fleet.folder.results import End, Result, ResultReader
@@ -49,6 +50,7 @@ from watchbill.fleet.state.entries import Cause, Ended, Fail, Hold, Revoke
 from watchbill.fleet.state.ledger import Ledger, Phase
 from watchbill.fleet.views.pictures import draw, draw_anew, draw_last, summary_of
 from watchbill.limits import STUCK_AFTER_MS
+from watchbill.plans.batch import ExecutePlan
 from watchbill.plans.task import TaskClass
 from watchbill.quoting import quoted
 
@@ -95,11 +97,13 @@ class Coordinator:
         produces_ms: int = limits.PRODUCES_MS_MAX,
         hides_ms: int = 0,
         set_aside: Mapping[str, str] = MappingProxyType({}),
+        locked: Iterable[Locked] = (),
     ) -> None:
         """`wall_ms`, `host` and `root`, where this machine has the shared folder, are for people and decide nothing.
 
         `fleet` is the id of the shared folder, by which batches of another one are told. `set_aside`: batches at which
-        earlier coordinators failed, and how. `hides_ms`: how long the mount may hide what other machines have done.
+        earlier coordinators failed, and how; `locked`: those whose files failed them. `hides_ms`: how long the
+        mount may hide what other machines have done.
         """
         self._disk = disk
         self._board = Board(disk)
@@ -113,9 +117,11 @@ class Coordinator:
         self._ladder = Ladder(stuck_after_ms)
         self._heating = Heating()
         self._stranded = Stranded()
+        self._hidden: set[str] = set()  # agents whose folder of slips cannot be read
+        self._unread: frozenset[str] = frozenset()  # result logs that cannot be read
         self._strays: frozenset[str] = frozenset()  # files among the signals that no agent obeys
         self._stuck: set[str] = set()  # slips whose agents were asked to abort them
-        self._active = ActiveBatches(disk, wall_ms, fleet, pulse.boot_id, set_aside)
+        self._active = ActiveBatches(disk, wall_ms, fleet, pulse.boot_id, set_aside=set_aside, locked=locked)
         self._acts = Acts(disk, self._board, self._active, wall_ms)
         self._inbox = Inbox(disk, self._active, self._acts)
         self._holding = Holding(disk, self._acts)
@@ -133,6 +139,7 @@ class Coordinator:
         self._agents_at_ms = self._beat_at_ms = self._stuck_at_ms = 0
         self._puts_away_stale = False
         self._drawn: dict[str, str] = {}  # batch -> plan: what was drawn since the last look
+        self._undrawn: set[str] = set()  # batches of which a picture cannot be drawn
 
     @property
     def epoch(self) -> int:
@@ -146,9 +153,19 @@ class Coordinator:
         return self._active.left_alone
 
     @property
+    def locked(self) -> list[Locked]:
+        """Of those, the ones whose files cannot be used: they are tried again."""
+        return [Locked(order, self.left_alone[batch]) for batch, order in self._active.locked.items()]
+
+    @property
     def at(self) -> str:
         """The batch that it works on; "" for none."""
         return self._active.at
+
+    def order_of(self, batch: str) -> ExecutePlan | None:
+        """An active batch, as it is taken up again."""
+        found = self._active.batches.get(batch)
+        return None if found is None else ExecutePlan(batch, found.ledger.plan, {})
 
     # ------------------------------------------------------------ start
 
@@ -180,7 +197,7 @@ class Coordinator:
                 self._active.at = ""
             elif order.batch in self._inbox.active and order.batch not in self._active.left_alone:
                 own = places.batch_folder(order.plan, order.batch)
-                self._active.left_alone[order.batch] = f"{own} has no journal any more; put the folder back"
+                self._active.lock_out(order, f"{own} has no journal any more; put the folder back")
         epochs.refuse_if_superseded(self._disk, self.epoch)
         # Before the board is mended: a token whose slip is gone is not offered again when its result is here. It would
         # run twice, and an answer could be replaced while the score of the first one is asked for.
@@ -207,6 +224,8 @@ class Coordinator:
         self._board.sweep_drafts()
         holdings = self._board.look_around()
         for name in sorted(holdings.queue):
+            if self._active.is_locked(name):
+                continue
             if name not in self._active.tokens:
                 self._acts.put_away(name, self._resting_place(name))
             elif not self._board.is_readable(name):
@@ -215,14 +234,22 @@ class Coordinator:
                 self._revoke(name, Cause.UNREADABLE, "", now_ms)
         for agent, held in holdings.processing.items():
             for name in sorted(held - self._active.tokens.keys()):
-                self._acts.put_away(name, self._resting_place(name), agent)
+                if not self._active.is_locked(name):
+                    self._acts.put_away(name, self._resting_place(name), agent)
         self._publish_again([batch.ledger for batch in self._active.batches.values()], holdings, now_ms)
 
     def _mend_for(self, ledgers: list[Ledger], now_ms: int) -> None:
         """The same for batches that were taken up since: another coordinator may have died, or was superseded, between
-        its decisions about them and its acts."""
-        if ledgers:
-            self._publish_again(ledgers, self._board.look_around(), now_ms)
+        its decisions about them and its acts. What was reported while one could not be taken up is heard now."""
+        if not ledgers:
+            return
+        self._hear_all(now_ms)
+        for result in ResultReader(self._disk).read():
+            offer = self._active.offer_of(result.name)
+            if offer is not None and offer.ledger in ledgers and not self._judging.is_waiting(result.name):
+                self._hear(result, now_ms)
+        self._active.at = ""
+        self._publish_again(ledgers, self._board.look_around(), now_ms)
 
     def _publish_again(self, ledgers: list[Ledger], holdings: Holdings, now_ms: int) -> None:
         """Show what was decided. What was accepted comes before anything is offered that may read it."""
@@ -238,12 +265,14 @@ class Coordinator:
         if not self._missing:
             return
         holdings = self._board.look_around()
+        for agent in holdings.hidden:
+            self._tell_hidden(agent)
         for name, until_ms in list(self._missing.items()):
             self._active.at = ""
             is_found = (
                 name in holdings or self._active.offer_of(name) is None or self._judging.is_waiting(name)
             )
-            if is_found or now_ms >= until_ms:
+            if is_found or (now_ms >= until_ms and not holdings.hidden):
                 del self._missing[name]
                 if not is_found:
                     self._publish(name)
@@ -331,6 +360,11 @@ class Coordinator:
         for result in self._results.read():
             self._hear(result, now_ms)
             self._active.at = ""
+        if self._results.unread or self._unread:
+            for path in self._results.unread.keys() - self._unread:
+                _LOG.error("action=unread file=%s why=%s; what this agent reports waits until it can be read",
+                           quoted(path), self._results.unread[path])  # fmt: skip
+            self._unread = frozenset(self._results.unread)
 
     def _hear(self, result: Result, now_ms: int) -> None:
         """Have a result judged, if its token is the one that counts. Everything else is of an attempt that is over."""
@@ -341,7 +375,8 @@ class Coordinator:
             self._acts.put_away(result.name, places.EXPIRED, result.agent)
         elif not self._judging.hear(result, self._crowd, now_ms):
             self._dropped += 1
-            if self._puts_away_stale:  # what was stale when this epoch began is mended then
+            if self._puts_away_stale and not self._active.is_locked(result.name):
+                # What was stale when this epoch began is mended by then.
                 # Not EXPIRED: its token may have been accepted in this turn, with the slip still to be put away.
                 self._acts.put_away(result.name, self._resting_place(result.name), result.agent)
 
@@ -372,12 +407,27 @@ class Coordinator:
     def _revoke_all_of(self, agent: str, heartbeat: Heartbeat | None, now_ms: int) -> None:
         """Take back what a dead agent holds, but what it has reported. A task that had not started there cannot be what
         killed the agent."""
-        held = [name for name in self._board.held_by(agent) if not self._judging.is_waiting(name)]
+        held = [name for name in self._held_by(agent) if not self._judging.is_waiting(name)]
         slots = 0 if heartbeat is None else heartbeat.report.cpu_slots or 0
         ahead = claimed_ahead([name for name in held if name in self._active.tokens], slots)
         for name in held:
             cause = Cause.UNSTARTED if name in ahead else Cause.AGENT_DEAD
             self._revoke(name, cause, agent, now_ms)
+
+    def _held_by(self, agent: str) -> list[str]:
+        """What an agent holds, as far as that can be seen: a folder that its user keeps private stops no others."""
+        try:
+            return self._board.held_by(agent)
+        except PermissionError:
+            self._tell_hidden(agent)
+            return []
+
+    def _tell_hidden(self, agent: str) -> None:
+        if agent not in self._hidden:
+            self._hidden.add(agent)
+            _LOG.error("action=hidden folder=%s why=permission denied; let the user of the coordinator, %d, read and "
+                       "write there; until then nobody else gets what may lie there",
+                       places.processing_folder(agent), os.geteuid())  # fmt: skip
 
     def _look_at_waiting_tasks(self, now_ms: int) -> None:
         """Have models loaded for tasks that wait for one, and tell of those that no living agent could run."""
@@ -433,7 +483,7 @@ class Coordinator:
         """The tasks that living agents hold."""
         for agent, heartbeat in self._living.items():
             headway = heartbeat.headway
-            for name in self._board.held_by(agent):
+            for name in self._held_by(agent):
                 offer = self._active.offer_of(name)
                 if offer is not None and not self._judging.is_waiting(name):
                     ledger, task = offer
@@ -445,8 +495,9 @@ class Coordinator:
         """Take a token back. Its slip leaves the board before the next one is offered."""
         offer = self._active.offer_of(name)
         if offer is None:  # over, or accepted in this turn
-            self._acts.put_away(name, self._resting_place(name), holder)
-            self._judging.lose(name, self._crowd, now_ms)
+            if not self._active.is_locked(name):
+                self._acts.put_away(name, self._resting_place(name), holder)
+                self._judging.lose(name, self._crowd, now_ms)
             return
         ledger, task = offer
         self._active.decide(ledger.batch, Revoke(task, ledger.state(task).attempt, cause, holder), now_ms)
@@ -522,7 +573,8 @@ class Coordinator:
     def _close_batch(self, name: str) -> None:
         batch = self._active.batches[name]
         self._drawn[name] = batch.ledger.plan
-        draw_last(self._disk, batch.ledger, self._wall_ms(), self._root)
+        with self._drawing(name):
+            draw_last(self._disk, batch.ledger, self._wall_ms(), self._root)
         self._inbox.show_ended(name)
         self._active.forget(name)
 
@@ -539,7 +591,21 @@ class Coordinator:
 
     def _draw_now(self, ledger: Ledger) -> None:
         self._drawn[ledger.batch] = ledger.plan
-        draw(self._disk, ledger, self._wall_ms())
+        with self._drawing(ledger.batch):
+            draw(self._disk, ledger, self._wall_ms())
+
+    @contextlib.contextmanager
+    def _drawing(self, batch: str) -> Generator[None]:
+        """Say once of a batch that a picture of it cannot be drawn, because of what lies in its place or who may write
+        there: no decision reads one."""
+        try:
+            yield
+        except OSError as error:
+            if not (is_of_the_path(error) or isinstance(error, FileNotFoundError)):
+                raise
+            if batch not in self._undrawn:
+                self._undrawn.add(batch)
+                _LOG.error("action=draw batch=%s why=%s", batch, denied(error))
 
     # ------------------------------------------------------------ acts on the board
 

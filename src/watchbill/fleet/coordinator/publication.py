@@ -7,33 +7,18 @@ So an attempt that is over never changes the file, and a target that cannot be w
 of the coordinator.
 """
 
-import errno
 from typing import NamedTuple
 
 from watchbill.errors import OursError
 from watchbill.files.atomic import NotAFile
 from watchbill.fleet import limits
 from watchbill.fleet.folder import places
-from watchbill.fleet.folder.disk import Disk
+from watchbill.fleet.folder.disk import Disk, is_of_the_path
 from watchbill.fleet.state.ledger import Ledger
 from watchbill.fleet.state.shared_paths import output_path
 from watchbill.names import file_stem
 
 __all__ = ["Publication", "answer_path", "make_draft", "publication_of", "publish"]
-
-#: What a path that a plan names may do wrong. Anything else is a fault of the shared folder.
-_OF_THE_PATH = frozenset(
-    {
-        errno.EISDIR,
-        errno.ENOTDIR,
-        errno.ENAMETOOLONG,
-        errno.ELOOP,
-        errno.EACCES,
-        errno.EPERM,
-        errno.EINVAL,
-        errno.EEXIST,
-    }
-)
 
 
 class Publication(NamedTuple):
@@ -75,7 +60,7 @@ def make_draft(disk: Disk, publication: Publication) -> None:
         _refuse_another_kind(disk, publication.target)
         disk.put(publication.draft, content, durable=True)
     except (OSError, UnicodeEncodeError) as error:
-        if isinstance(error, OSError) and error.errno not in _OF_THE_PATH:
+        if isinstance(error, OSError) and not is_of_the_path(error):
             raise
         raise OursError(f"the answer cannot be written to {publication.target}: {error}") from None
 

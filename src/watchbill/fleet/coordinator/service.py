@@ -26,16 +26,17 @@ from watchbill.files.host import boot_id, host_name, start_time
 from watchbill.files.lock import try_lock
 from watchbill.files.watch import Watch
 from watchbill.fleet import limits
-from watchbill.fleet.coordinator.active import denied
+from watchbill.fleet.coordinator.active import Locked, denied
 from watchbill.fleet.coordinator.loop import Coordinator
 from watchbill.fleet.coordinator.retention import Keeping, clean
 from watchbill.fleet.folder import places
-from watchbill.fleet.folder.disk import FolderDisk
+from watchbill.fleet.folder.disk import FolderDisk, is_of_the_path
 from watchbill.fleet.folder.heartbeat import Pulse, Watcher
 from watchbill.fleet.logs import Part
 from watchbill.fleet.state import epochs
 from watchbill.fleet.state.epochs import Incumbent, Office, Superseded
 from watchbill.limits import STUCK_AFTER_MS
+from watchbill.plans.batch import ExecutePlan
 
 __all__ = ["Leaving", "Service", "Settings"]
 
@@ -78,6 +79,7 @@ class Service:
         self._stops = False
         self._faults: Counter[str] = Counter()  # batch -> coordinators of this process that failed at it
         self._set_aside: dict[str, str] = {}
+        self._locked_out: list[Locked] = []  # batches whose files failed a coordinator; tried again
         self._clean_at_ms = 0
         self._epoch = 0  # the last one that this process has taken
 
@@ -153,8 +155,9 @@ class Service:
             except Exception as error:  # noqa: BLE001  one batch must not stop all others, whatever it meets in us
                 if _now_ms() - started_ms > limits.COORDINATOR_AGAIN_MS[1]:
                     pause_ms = limits.COORDINATOR_AGAIN_MS[0]
-                if isinstance(error, PermissionError) and brain.at:
-                    self._note_fault(brain.at, error, denied(error))
+                self._locked_out = brain.locked
+                if isinstance(error, OSError) and (order := self._whose_files(brain, error)) is not None:
+                    self._note_locked(order, error)
                 elif isinstance(error, OSError | OursError) and not isinstance(error, IllegalTransition):
                     # The mount is gone, full or read-only; the marker is looked for before anything is written again.
                     _LOG.error("the shared folder failed: %s; trying again in %d s", error, pause_ms // 1000)
@@ -171,9 +174,30 @@ class Service:
                     brain.close()
         return Leaving.STOPPED
 
+    def _whose_files(self, brain: Coordinator, error: OSError) -> ExecutePlan | None:
+        """The batch one of whose files stopped a coordinator: another user keeps it to himself, it is gone, or
+        something else lies in its place. None for a fault of the whole folder."""
+        named = [
+            os.fsdecode(path) for path in (error.filename, error.filename2) if isinstance(path, str | bytes)
+        ]
+        is_its = bool(brain.at) and any(brain.at in path for path in named)
+        if not is_its or not (is_of_the_path(error) or isinstance(error, FileNotFoundError)):
+            return None
+        try:
+            places.check_root(self._root)  # without its mount everything is gone
+        except (OSError, OursError):
+            return None
+        return brain.order_of(brain.at)
+
+    def _note_locked(self, order: ExecutePlan, error: OSError) -> None:
+        """Notes a fault at the files of a batch. The second one locks the batch out, until they can be used."""
+        self._faults[order.batch] += 1
+        _LOG.error("action=fault batch=%s why=%s", order.batch, denied(error))
+        if self._faults[order.batch] >= limits.COORDINATOR_FAULTS_MAX:
+            self._locked_out.append(Locked(order, denied(error)))
+
     def _note_fault(self, batch: str, error: Exception, why: str) -> None:
-        """Notes a fault of our own, or files of a batch that another user keeps to himself. The second one at a batch
-        sets the batch aside, as it is on the disk."""
+        """Notes a fault of our own. The second one at a batch sets the batch aside, as it is on the disk."""
         _LOG.error("action=fault batch=%s", batch or "-", exc_info=error)
         self._faults[batch] += 1
         if batch and self._faults[batch] >= limits.COORDINATOR_FAULTS_MAX:
@@ -185,7 +209,7 @@ class Service:
             root=str(self._root), fleet=self._fleet, wall_ms=lambda: time.time_ns() // 1_000_000,
             stuck_after_ms=self._settings.stuck_after_ms,
             produces_ms=self.mount.shows_within_ms, hides_ms=self.mount.hides_ms,
-            set_aside=self._set_aside,
+            set_aside=self._set_aside, locked=self._locked_out,
         )  # fmt: skip
 
     def _serve(self, brain: Coordinator) -> None:

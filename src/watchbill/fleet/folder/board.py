@@ -25,6 +25,9 @@ class Holdings:
 
     queue: set[str] = field(default_factory=set[str])
     processing: dict[str, set[str]] = field(default_factory=dict[str, set[str]])  # agent -> names
+    hidden: set[str] = field(
+        default_factory=set[str]
+    )  # agents whose folder only they may read: it may hold any slip
 
     def __contains__(self, name: str) -> bool:
         return bool(self.holders_of(name))
@@ -61,7 +64,7 @@ class Board:
                 found.processing[agent] = set(self.held_by(agent))
             except PermissionError:
                 if self._has_joined(agent):
-                    raise  # what an agent holds may not be taken for gone
+                    found.hidden.add(agent)
         found.queue |= set(self.offered())
         return found
 

@@ -30,10 +30,23 @@ from watchbill.files.atomic import (
 from watchbill.files.checked_log import CheckedLog, LineReader
 from watchbill.files.patterns import matches
 
-__all__ = ["Disk", "FolderDisk", "Log", "move_surely"]
+__all__ = ["Disk", "FolderDisk", "Log", "is_of_the_path", "move_surely"]
 
 #: What a client answers when it does not know whether the server has carried out a rename.
 _REPLY_LOST = frozenset({errno.ENOENT, errno.EIO, errno.ETIMEDOUT, errno.ESTALE})
+
+#: What is wrong with one path: with what lies there, with its name, or with who may use it.
+_OF_THE_PATH = frozenset(
+    {
+        errno.EISDIR, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP, errno.EACCES, errno.EPERM, errno.EINVAL,
+        errno.EEXIST, errno.ENOTEMPTY, errno.ENXIO,
+    }
+)  # fmt: skip
+
+
+def is_of_the_path(error: OSError) -> bool:
+    """Whether an error is about one path, by what lies there or who may use it. Any other is a fault of the disk."""
+    return error.errno in _OF_THE_PATH
 
 
 class Log(Protocol):

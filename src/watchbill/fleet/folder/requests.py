@@ -97,12 +97,12 @@ def ask_to_cancel(disk: Disk, batch: str, request: str = "") -> str:
 
 
 def cancel_request(disk: Disk, batch: str) -> str | None:
-    """The id of the request to cancel a batch that lies in the inbox: "" for one without, None where there is none."""
+    """The id of the request to cancel a batch that lies in the inbox: "" for one without, None for no file."""
     try:
         return fields_of(disk.read(f"{places.INBOX}/{batch}.cancel", limits.FLEET_FILE_BYTES_MAX)).text("id")
-    except FileNotFoundError:
+    except (FileNotFoundError, NotAFile):
         return None
-    except (PermissionError, NotAFile, ValueError):
+    except (PermissionError, ValueError):
         return ""
 
 

@@ -7,14 +7,13 @@ The coordinator reads the logs of an agent in the order of its lives. A life beg
 lost, and everything the last life reported was there before: so a finished attempt is never taken for a lost one.
 """
 
-import contextlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum
 
 from watchbill.fleet import limits
 from watchbill.fleet.folder import places
-from watchbill.fleet.folder.disk import Disk
+from watchbill.fleet.folder.disk import Disk, is_of_the_path
 from watchbill.fleet.folder.record import Recorder, Tail
 from watchbill.fleet.folder.values import Fields
 
@@ -136,6 +135,8 @@ class ResultReader:
     """The coordinator's view of all result logs."""
 
     disk: Disk
+    #: Logs that cannot be read, and why: they say nothing, and stop no other agent. Read again each time.
+    unread: dict[str, str] = field(default_factory=dict[str, str])
     _tails: dict[tuple[str, int], Tail] = field(default_factory=dict[tuple[str, int], Tail])
 
     def read(self) -> Iterator[Result]:
@@ -145,12 +146,25 @@ class ResultReader:
             tail = self._tails.get(key)
             if tail is None:
                 tail = self._tails[key] = Tail(self.disk, places.result_log(agent, life))
-            # A log that another user keeps private says nothing, and stops no other agent.
-            with contextlib.suppress(PermissionError):
-                for line in tail.read():
-                    result = Result.of(line, agent, life)
-                    if result is not None:
-                        yield result
+            for line in self._lines(tail):
+                result = Result.of(line, agent, life)
+                if result is not None:
+                    yield result
+
+    def _lines(self, tail: Tail) -> Iterator[Fields]:
+        lines = tail.read()
+        while True:
+            try:
+                line = next(lines, None)
+            except OSError as error:
+                if not is_of_the_path(error):
+                    raise
+                self.unread[tail.path] = error.strerror or str(error)
+                return
+            self.unread.pop(tail.path, None)
+            if line is None:
+                return
+            yield line
 
 
 def _logs(disk: Disk) -> list[tuple[str, int]]:

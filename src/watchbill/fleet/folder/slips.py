@@ -23,7 +23,7 @@ from watchbill.fleet.folder.work import Work
 from watchbill.names import file_stem
 from watchbill.plans.task import TaskClass
 
-__all__ = ["Headline", "Slip", "asks_for_model", "headline_of", "slip_name"]
+__all__ = ["Headline", "Slip", "asks_for_model", "headline_of", "is_of", "slip_name"]
 
 _NAME = re.compile(
     r"([1-5])-(\d{10})-(cpu|script|llm|meta)-v(\d{1,8})-(.+)\.a([1-9]\d{0,6})(?:\.for-([A-Za-z0-9-]+))?\.json"
@@ -64,6 +64,11 @@ def headline_of(name: str) -> Headline | None:
     return Headline(
         int(match[1]), int(match[2]), TaskClass(match[3]), int(match[4]), int(match[6]), match[7] or ""
     )
+
+
+def is_of(name: str, batch: str) -> bool:
+    """Whether a slip may be of a batch, as its name tells."""
+    return f"-{_cut(batch, _BATCH_BYTES)}-" in name
 
 
 def asks_for_model(name: str, models: Iterable[str]) -> bool:

@@ -135,7 +135,7 @@ def announce(disk: Disk, epoch: int, host: str, pulse: Pulse, *, waits: bool = F
 def _announced(disk: Disk) -> Fields | None:
     try:
         return fields_of(disk.read(places.COORDINATOR, limits.FLEET_FILE_BYTES_MAX))
-    except (FileNotFoundError, ValueError, NotAFile):
+    except (FileNotFoundError, PermissionError, ValueError, NotAFile):
         return None
 
 

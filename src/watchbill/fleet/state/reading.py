@@ -10,7 +10,7 @@ from watchbill.errors import IllegalTransition, NameRefused, OursError
 from watchbill.files.atomic import NotAFile
 from watchbill.fleet import limits
 from watchbill.fleet.folder import places
-from watchbill.fleet.folder.disk import Disk, FolderDisk
+from watchbill.fleet.folder.disk import Disk, FolderDisk, is_of_the_path
 from watchbill.fleet.folder.record import Tail, read_whole
 from watchbill.fleet.folder.values import Fields, fields_of
 from watchbill.fleet.state.entries import decode
@@ -154,9 +154,16 @@ class Follower:
                 self._begin(newest)
             for line in self._tail.read() if self._tail is not None else ():
                 self.ledger.apply(decode(line))
-        except (IllegalTransition, ValueError, KeyError, PermissionError) as error:
-            raise OursError(f"the journal of {self.place.batch} cannot be read: {error}") from error
+        except OSError as error:
+            if not is_of_the_path(error):
+                raise
+            raise self._unreadable(f"{error.filename}: {error.strerror}") from error
+        except (IllegalTransition, ValueError, KeyError) as error:
+            raise self._unreadable(error) from error
         return self.ledger
+
+    def _unreadable(self, why: object) -> OursError:
+        return OursError(f"the journal of {self.place.batch} cannot be read: {why}")
 
     def _newest(self) -> int | None:
         """The newest epoch whose file has begun."""

@@ -6,6 +6,7 @@ For people on any machine that mounts the folder, and for the daemon's page. Cha
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from watchbill.errors import OursError
 from watchbill.files.atomic import NotAFile
 from watchbill.files.host import boot_id
 from watchbill.fleet import limits
@@ -53,7 +54,7 @@ def coordinator_of(disk: FolderDisk) -> CoordinatorView:
     """The present coordinator, as far as a single look can tell."""
     try:
         fields = fields_of(disk.read(places.COORDINATOR, limits.FLEET_FILE_BYTES_MAX))
-    except (FileNotFoundError, ValueError, NotAFile):
+    except (FileNotFoundError, PermissionError, ValueError, NotAFile):
         return CoordinatorView()
     pulse = Pulse.of(fields)
     is_dead, silent_ms = _is_known_dead(pulse), disk.age_ms(places.COORDINATOR)
@@ -126,6 +127,15 @@ class BatchView:
             return self.look()  # opened between the two looks
         return found
 
+    def look_or_say(self) -> BatchProgress:
+        """The same among other batches: one that cannot be read hides none of them."""
+        try:
+            return self.look()
+        except OursError as error:
+            return BatchProgress(
+                self._place.batch, self._place.plan, BatchState.UNREADABLE, {}, [], why=str(error)
+            )
+
     @property
     def ledger(self) -> Ledger:
         """What the last look has read."""
@@ -157,7 +167,7 @@ def _without_journal(disk: FolderDisk, place: BatchPlace) -> BatchProgress:
     refusal = refusal_of(disk, f"{place.batch}.json")
     try:
         fields = fields_of(disk.read(f"{place.folder}/RUN_SUMMARY.json", limits.SLIP_BYTES_MAX))
-    except (FileNotFoundError, ValueError, NotAFile):
+    except (FileNotFoundError, PermissionError, ValueError, NotAFile):
         state = BatchState.REFUSED if refusal else _submitted(disk, place.batch)
         if was_cancelled_unopened(disk, place.batch):
             state = BatchState.CANCELLED
@@ -202,7 +212,7 @@ def overview(root: Path, disk: FolderDisk, batches_max: int) -> Overview:
     places_found = batches_of(disk)
     active = [each for each in places_found if each.is_active or each.is_submitted]
     rest = [each for each in places_found if each not in active][-batches_max:]
-    progress = [BatchView(disk, each).look() for each in sorted([*active, *rest])]
+    progress = [BatchView(disk, each).look_or_say() for each in sorted([*active, *rest])]
     return Overview(
         root, coordinator_of(disk), agents_of(disk), progress, load_book(root, "").sandbox,
         shortage_of(root),

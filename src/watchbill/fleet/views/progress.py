@@ -34,6 +34,7 @@ class BatchState(Enum):
     PARTIAL = "partial"
     FAILED = "failed"
     CANCELLED = "cancelled"
+    UNREADABLE = "unreadable"  # from here: its journal makes no sense, or another user keeps it to himself
 
     @property
     def has_ended(self) -> bool:
@@ -118,6 +119,7 @@ class BatchProgress:
     left_ms: int | None = None
     held: Mapping[str, OnHold] = field(default_factory=dict[str, OnHold])  # living agents that claim nothing
     paused_ms: int = 0  # between its ends and the times when it was reopened
+    why: str = ""  # it cannot be read
 
     @property
     def total(self) -> int:
