@@ -159,6 +159,28 @@ async def test_what_is_beyond_a_peers_bound_waits_at_the_lender(tmp_path: Path) 
         assert rig.offered_lane("leased:home") is None  # nobody else may name it
 
 
+@pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])
+@pytest.mark.parametrize("held_ms", [60_000, 50], ids=["at once", "after signs of life"])
+async def test_the_wait_in_the_headers_counts_what_a_request_waited_at_its_lender(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, held_ms: int, streamed: bool
+) -> None:
+    """RES-23, LANE-08: it is all that the caller waited; it was 0 however long the lender let the request wait. Headers
+    that go out before that is known do not have it."""
+    monkeypatch.setattr(relay, "HEADERS_HELD_MS", held_ms)
+    rig = rig_config(service="600ms", more="requests_max = 1")
+    async with two(tmp_path, rig, more="concurrency = 4") as ((home, _), _):
+        body = BODY | {"model": "big", "stream": streamed}
+        await home.ask("/v1/chat/completions", body)
+        asked = [home.ask("/v1/chat/completions", body) for _ in range(2)]
+        answers = await asyncio.gather(*asked)
+        assert [answer.status for answer in answers] == [200, 200]
+        waits = sorted(int(answer.headers.get("x-watchbill-wait-ms", "-1")) for answer in answers)
+        if streamed and held_ms == 50:
+            assert waits[0] == -1 and waits[1] < 400
+        else:
+            assert 0 <= waits[0] < waits[1] and waits[1] >= 400
+
+
 @pytest.mark.parametrize("wrong", ["model", "key"])
 async def test_what_a_peer_will_never_lend_is_refused_at_once(tmp_path: Path, wrong: str) -> None:
     """RES-23, P3: a model that is not there or private, or a key that it does not know: no wait would help."""

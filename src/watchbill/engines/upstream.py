@@ -175,6 +175,12 @@ class Call:
         return _wait_ms(headers.get(b"retry-after", b""), headers.get(b"date", b""))
 
     @property
+    def waited_ms(self) -> int | None:
+        """How long the Watchbill that answers says the request waited there; None while it does not say so."""
+        told = b"" if self._connection is None else self._connection.headers.get(b"x-watchbill-wait-ms", b"")
+        return int(told) if told.isdigit() and len(told) <= _RETRY_DIGITS_MAX else None
+
+    @property
     def is_private(self) -> bool:
         """Whether the Watchbill that answers has counted the request as private."""
         return self._connection is not None and b"x-watchbill-private" in self._connection.headers

@@ -16,6 +16,8 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+from msgspec.structs import replace as struct_replace
+
 from watchbill.catalog import Tier
 from watchbill.core.messages import CutKind
 from watchbill.engines.limits import ERROR_BYTES_MAX, UPSTREAM_ANSWER_BYTES_MAX
@@ -140,6 +142,8 @@ class Relay(AbstractContextManager["Relay", None]):
     _reserving: "asyncio.Task[None] | None" = None
     _retry_after_ms: int | None = None
     _asked_for: str = ""  # the path of the question
+    _asked_at: float = 0.0  # when another machine was asked
+    _has_waited_there: bool = False  # that machine said so, or gave signs of life before the answer began
     _outcome: str = "cancelled"
     _is_finished: bool = False
     _is_divisible: bool = True  # as far as the scheduler knows, this turn's answer may stop at a boundary
@@ -424,6 +428,8 @@ class Relay(AbstractContextManager["Relay", None]):
                     return self._opening(piece)
                 if self._is_far:
                     return self._far_opening(piece)
+            if piece is not None and self.context.waits_elsewhere:
+                self._count_far_wait(call)
             return piece
         except UpstreamFailed as error:
             self._give_back(error)
@@ -454,10 +460,26 @@ class Relay(AbstractContextManager["Relay", None]):
         """The first events of the stream of a peer or burst machine. None for a sign of life: the request may wait
         there, and nothing of its answer has come. Raises what keeps that machine from the answer."""
         if piece and is_sign_of_life(piece):
+            self._has_waited_there = True
             return self._poll()
         self.ticket.rests(False)
+        if self._call is not None and self.context.waits_elsewhere:
+            self._count_far_wait(self._call)
         self.check_far(first_fields(piece) if b'"error"' in piece else None)
         return piece
+
+    def _count_far_wait(self, call: Call) -> None:
+        """Adds to the wait of the request what it waited at another machine: as that one says, or until its first word
+        where its headers went out before that was known."""
+        context, start = self.context, self.context.start
+        context.waits_elsewhere = False
+        if start is None:
+            return
+        since_ms = round((asyncio.get_running_loop().time() - self._asked_at) * 1000)
+        told_ms = since_ms if self._has_waited_there else 0
+        waited_ms = told_ms if call.waited_ms is None else min(call.waited_ms, since_ms)
+        if waited_ms:
+            context.start = struct_replace(start, wait_ms=start.wait_ms + waited_ms)
 
     def check_far(self, said: object) -> None:
         """Raises the refusal of another Watchbill as one of this machine: later the request may be served there."""
@@ -610,6 +632,7 @@ class Relay(AbstractContextManager["Relay", None]):
         if ticket.cut is not None:
             raise UpstreamFailed(FailureKind.ABORTED, "the request was cut before it was sent")
         self.context.start, self.context.model = start, start.model
+        self.context.waits_elsewhere = start.site is not None and self._is_far
         outgoing = self.send(start)
         self._asked_for = outgoing.path
         self._held = None
@@ -617,6 +640,7 @@ class Relay(AbstractContextManager["Relay", None]):
             self._charge.is_free = False
         if start.site is not None:
             ticket.sent()
+            self._asked_at, self._has_waited_there = asyncio.get_running_loop().time(), False
         if self.resume is None and start.tier in _CONTINUED and self.streamed:
             self.resume = Resumption(start.model, self.not_continued)
         if self.forced is not None:
@@ -668,7 +692,9 @@ class Relay(AbstractContextManager["Relay", None]):
         while not resume.broken_by and (piece := self._received(call, resume)):
             heard = resume.hear(piece)
             if resume.is_far:
-                self.ticket.rests(_WAITS in piece and _last_line(piece).startswith(_WAITS))
+                waits = _WAITS in piece and _last_line(piece).startswith(_WAITS)
+                self._has_waited_there |= waits
+                self.ticket.rests(waits)
             self._tell_indivisible(resume)
             if heard:
                 return heard

@@ -25,7 +25,7 @@ class RequestContext:
 
     __slots__ = (
         "_id", "asked", "began", "capture", "cors", "cost", "fallback", "gathered", "given", "held", "is_detached",
-        "key", "lane", "lifted", "metered", "model", "request", "start", "ticket",
+        "key", "lane", "lifted", "metered", "model", "request", "start", "ticket", "waits_elsewhere",
     )  # fmt: skip
 
     def __init__(self, request: Request, began: float) -> None:
@@ -39,6 +39,7 @@ class RequestContext:
         self.lane = ""
         self.model = ""
         self.start: Start | None = None  # its turn, once it has come; `model` is then the one that serves
+        self.waits_elsewhere = False  # another machine has it, and may let it wait: its wait is not known yet
         self.cost: float | None = None  # an estimate, of an answer that costs money
         self.fallback: str | None = None  # why no model gave the answer
         self.asked: dict[str, object] | None = None  # the request's body, for capture
@@ -90,8 +91,9 @@ class RequestContext:
             lines = (
                 f"X-Watchbill-Request-Id: {id}\r\nX-Request-Id: {self.given or id}\r\n"
                 f"{_place(self.lane, start.model, start.companions, start.tier)}"
-                f"X-Watchbill-Wait-Ms: {start.wait_ms}\r\nX-Watchbill-Load-Ms: {start.load_ms}\r\n"
             )
+            if not self.waits_elsewhere:
+                lines += f"X-Watchbill-Wait-Ms: {start.wait_ms}\r\nX-Watchbill-Load-Ms: {start.load_ms}\r\n"
         if self.ticket is not None and self.ticket.request.reach:
             lines += header("X-Watchbill-Private", "1")
         if self.cost is not None:
