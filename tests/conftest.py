@@ -3,6 +3,7 @@
 import gc
 import signal
 from collections import defaultdict
+from collections.abc import Generator
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -31,10 +32,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(long_form)
 
 
-def pytest_collection_finish() -> None:
-    """Ten thousand tests and all that they import stay to the end: no collection need look at them again."""
-    gc.collect()
-    gc.freeze()
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Ten thousand tests and all that they import stay to the end: the collector need not look at them."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

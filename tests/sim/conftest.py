@@ -1,7 +1,5 @@
 """The makers of small worlds, as fixtures."""
 
-from pathlib import Path
-
 import pytest
 
 from support.worlds import ModelOf, WorldOf, make_model, make_world
@@ -10,10 +8,9 @@ from support.worlds import ModelOf, WorldOf, make_model, make_world
 PATIENCE_S = 900
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if item.path.is_relative_to(Path(__file__).parent) and not item.get_closest_marker("timeout"):
-            item.add_marker(pytest.mark.timeout(PATIENCE_S))
+def pytest_itemcollected(item: pytest.Item) -> None:
+    if not item.get_closest_marker("timeout"):
+        item.add_marker(pytest.mark.timeout(PATIENCE_S))
 
 
 @pytest.fixture

@@ -12,6 +12,8 @@ __all__ = ["LAG_S_MAX", "longest_pause"]
 LAG_S_MAX = 0.5
 #: What the yardstick takes on a machine of today that does nothing else.
 YARDSTICK_S = 0.016
+#: A collection of so many takes two milliseconds.
+FEW_OBJECTS = 20_000
 _YARDSTICK = json.dumps([{"a": [number, str(number)]} for number in range(10_000)])
 
 
@@ -22,18 +24,23 @@ async def longest_pause(work: Awaitable[object]) -> float:
     do the objects that earlier tests left in this process: a collection of them would take a second. Cores that are
     shared with another machine, or run slowly, count their own pace as computing: a yardstick beside the work says how
     slow they are now."""
-    gc.freeze()
-    try:
-        slowness = _slowness()
-        doing, worst = asyncio.ensure_future(work), 0.0
-        while not doing.done():
-            began = time.thread_time()
-            await asyncio.sleep(0)
-            worst = max(worst, time.thread_time() - began)
-        doing.exception()
-        return worst / max(slowness, _slowness())
-    finally:
-        gc.unfreeze()
+    _forget_earlier_objects()
+    slowness = _slowness()
+    doing, worst = asyncio.ensure_future(work), 0.0
+    while not doing.done():
+        began = time.thread_time()
+        await asyncio.sleep(0)
+        worst = max(worst, time.thread_time() - began)
+    doing.exception()
+    return worst / max(slowness, _slowness())
+
+
+def _forget_earlier_objects() -> None:
+    """Takes what earlier tests left out of the collector's sight. It is not shown to it again afterwards, and all that
+    pytest has collected with it: each later collection would look at millions of objects."""
+    gc.collect()
+    if len(gc.get_objects()) > FEW_OBJECTS:
+        gc.freeze()
 
 
 def _slowness() -> float:

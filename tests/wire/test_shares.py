@@ -155,13 +155,17 @@ def tool_call(index: int) -> dict[str, object]:
     return {"choices": [{"index": 0, "delta": {"tool_calls": [{"index": index, "function": {"name": "f"}}]}}]}
 
 
-TOO_MUCH: dict[str, tuple[bytes, str]] = {
-    "choices": (sse(*map(choice, range(CHOICES_MAX + 1))), "more than 32 choices"),
-    "tool calls": (sse(*map(tool_call, range(TOOL_CALLS_MAX + 1))), "more than 128 tool calls"),
-    "characters": (sse({"choices": [{"index": 0, "delta": {"content": "a" * 2**18}}]}) * 5, "more than 1048576"),
-    "fields": (sse(*({f"field {n}": n} for n in range(100_000))), "more than 1048576"),
+#: Made when they are used: each is as large as an answer may be.
+TOO_MUCH: dict[str, tuple[Callable[[], bytes], str]] = {
+    "choices": (lambda: sse(*map(choice, range(CHOICES_MAX + 1))), "more than 32 choices"),
+    "tool calls": (lambda: sse(*map(tool_call, range(TOOL_CALLS_MAX + 1))), "more than 128 tool calls"),
+    "characters": (
+        lambda: sse({"choices": [{"index": 0, "delta": {"content": "a" * 2**18}}]}) * 5,
+        "more than 1048576",
+    ),
+    "fields": (lambda: sse(*({f"field {n}": n} for n in range(100_000))), "more than 1048576"),
     "values": (
-        sse({"choices": [{"index": 0, "delta": {}, "logprobs": {"content": [{"a": 1}] * 100}}]}) * 1_500,
+        lambda: sse({"choices": [{"index": 0, "delta": {}, "logprobs": {"content": [{"a": 1}] * 100}}]}) * 1_500,
         "more than 1048576",
     ),
 }  # fmt: skip
@@ -172,7 +176,7 @@ TOO_MUCH: dict[str, tuple[bytes, str]] = {
 async def test_what_is_kept_of_an_answer_is_bounded(name: str, path: str) -> None:
     """R34: an answer that nobody could encode in time is an error of the engine, which says what is too much."""
     events, complaint = TOO_MUCH[name]
-    async with open_gateway(stream_of(events, END)) as opened:
+    async with open_gateway(stream_of(events(), END)) as opened:
         answer = await opened.ask(path, asking(False))
         assert answer.status == 502 and complaint.encode() in answer.body
 
