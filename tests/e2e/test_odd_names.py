@@ -12,15 +12,18 @@ LOCALES = {
     "ascii": {"LC_ALL": "POSIX", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"},
     "utf-8": {"LC_ALL": "C.UTF-8"},
 }
+NAMES = {"utf-8": "mü dir".encode(), "latin-1": b"latin \xfc"}
+#: Each name in ASCII, and in one of the two locales in which Python speaks UTF-8.
+CASES = [("utf-8", "C"), ("utf-8", "ascii"), ("latin-1", "ascii"), ("latin-1", "utf-8")]
 CONFIG = b'[models.alpha]\nengine = "scripted"\nmemory = "20MB"\nscript = {}\n'
 EVENT = b'{"id": "1", "kind": "note", "ts": 0}\n'
 
 
-@pytest.mark.parametrize("locale", LOCALES)
-@pytest.mark.parametrize("name", ["mü dir".encode(), b"latin \xfc"], ids=["utf-8", "latin-1"])
-def test_a_root_a_config_and_a_spool_may_have_any_name(tmp_path: Path, locale: str, name: bytes) -> None:
+@pytest.mark.parametrize(("named", "locale"), CASES)
+def test_a_root_a_config_and_a_spool_may_have_any_name(tmp_path: Path, named: str, locale: str) -> None:
     """pitfalls: no locale and no file name ends in a traceback, and a script can work with each path it is told."""
-    home, is_text = os.path.join(os.fsencode(tmp_path), name), b"\xfc" not in name
+    name = NAMES[named]
+    home, is_text = os.path.join(os.fsencode(tmp_path), name), named == "utf-8"
     os.mkdir(home)
     root, config, events = (os.path.join(home, name + each) for each in (b"", b".toml", b".jsonl"))
     Path(os.fsdecode(config)).write_bytes(CONFIG)

@@ -15,8 +15,8 @@ from watchbill.simulate.world import World
 #: `rate` may cost this many times what `turns` costs, and a second.
 WORSE_MAX = 3.0
 SLACK_MS = 1_000
-#: Contended worlds of CI. In half of them clients send one request after another.
-SEEDS = (1_000, 1_001, 1_003, 1_006)
+#: Contended worlds of CI. In one of them clients send one request after another.
+SEEDS = (1_000, 1_006)
 
 
 def decisions(world: World) -> list[tuple[float, str, str | None]]:

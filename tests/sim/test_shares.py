@@ -1,5 +1,7 @@
 """Models that exclude each other and are wanted all the time: how much of their place's time goes into loading."""
 
+from collections.abc import Sequence
+
 import pytest
 
 from watchbill.core.model_state import ModelState
@@ -7,8 +9,9 @@ from watchbill.simulate.fuzz import CONTENDED_MS, contended_world
 from watchbill.simulate.world import World
 
 LAW = "loading takes more than its share"
-SEEDS = range(5)
-MANY_SEEDS = range(5, 32)
+#: In one of them clients send one request after another.
+SEEDS = (0, 2, 4)
+MANY_SEEDS = tuple(seed for seed in range(32) if seed not in SEEDS)
 
 
 def run(seed: int, policy: str = "rate", alpha: float = 1.0) -> World:
@@ -30,7 +33,7 @@ def test_loading_takes_at_most_its_share_in_many_worlds(alpha: float) -> None:
     assert_shares(MANY_SEEDS, "rate", alpha)
 
 
-def assert_shares(seeds: range, policy: str, alpha: float) -> None:
+def assert_shares(seeds: Sequence[int], policy: str, alpha: float) -> None:
     worlds = [run(seed, policy, alpha) for seed in seeds]
     assert not [world.judge.broken for world in worlds if world.judge.broken]
     assert not any(world.open for world in worlds)
