@@ -16,7 +16,7 @@ import pytest
 from watchbill.catalog import WorkClass
 from watchbill.errors import ConfigError
 from watchbill.simulate.adjust import adjust, with_interactive_weight
-from watchbill.simulate.compare import CONTENDERS, run_seeds
+from watchbill.simulate.compare import CONTENDERS, average, run, run_seeds
 from watchbill.simulate.day import day
 from watchbill.simulate.report import LAWS, ClassFigures, Report
 from watchbill.simulate.scenario import Scenario
@@ -27,12 +27,12 @@ SEEDS = 5
 
 
 def report(scenario: str, policy: str, seeds: int = SEEDS) -> Report:
-    return _report(scenario, policy, seeds)
+    return average([_run(scenario, policy, seed) for seed in range(seeds)])
 
 
 @cache
-def _report(scenario: str, policy: str, seeds: int) -> Report:
-    return run_seeds(Scenario.read(SCENARIOS / f"{scenario}.toml"), CONTENDERS[policy], range(seeds))
+def _run(scenario: str, policy: str, seed: int) -> Report:
+    return run(Scenario.read(SCENARIOS / f"{scenario}.toml"), CONTENDERS[policy], seed)
 
 
 def people(of: Report) -> ClassFigures:
