@@ -179,3 +179,49 @@ def test_a_file_that_says_that_a_batch_is_active_and_is_a_folder_stays_and_stops
     assert fleet.wait(fleet.submit("p")) == 0
     assert f"{slow} has ended and it stays" in fleet.log.read_text()
     assert "the shared folder failed" not in fleet.log.read_text()
+
+
+@pytest.mark.parametrize("kind", ["link", "pipe", "folder"])
+def test_a_log_that_is_no_file_is_neither_followed_nor_waited_for(fleet: FleetFolder, kind: str) -> None:
+    """FLEET-09, FLEET-11: a member of the group who put a link there had lines added to any file of the coordinator's
+    user; a pipe stopped the coordinator for good."""
+    fleet.write_plan("p", TASK)
+    places.make_root(fleet.root)
+    log = fleet.root / places.LOGS / "brain_decisions.log"
+    private = fleet.home / "private"
+    private.write_text("mine\n")
+    if kind == "link":
+        log.symlink_to(private)
+    else:
+        log.touch()
+        put_in_place_of(log, kind)
+    fleet.start_coordinator()
+    fleet.start_agent("cpu-1")
+    assert fleet.wait(fleet.submit("p"), 25) == 0, fleet.log.read_text()
+    assert private.read_text() == "mine\n"
+    assert "action=start" in fleet.log.read_text()
+
+
+def test_a_folder_in_the_place_of_the_coordinators_own_record_is_moved_away(fleet: FleetFolder) -> None:
+    """FLEET-09: each coordinator failed at it, and all batches waited."""
+    fleet.write_plan("p", TASK)
+    places.make_root(fleet.root)
+    record = fleet.root / places.COORDINATOR
+    record.mkdir()
+    (record / "notes").write_text("mine")
+    fleet.start_coordinator()
+    fleet.start_agent("cpu-1")
+    assert fleet.wait(fleet.submit("p")) == 0, fleet.log.read_text()
+    assert [path.read_text() for path in record.parent.glob("coordinator.json.moved-*/notes")] == ["mine"]
+
+
+@pytest.mark.parametrize(("kind", "why"), [("folder", "is a directory"), ("pipe", "cannot be read")])
+def test_a_marker_that_is_no_file_is_named(fleet: FleetFolder, kind: str, why: str) -> None:
+    """FLEET-09, FLEET-12: "cannot read or write: is a directory" did not say what; a pipe was waited for for ever."""
+    places.make_root(fleet.root)
+    put_in_place_of(fleet.root / places.MARKER, kind)
+    for words in (("plan", "list"), ("gpus",), ("coordinator",)):
+        told = fleet.run(*words, "--root", str(fleet.root), timeout_s=20)
+        assert told.returncode != 0
+        assert f"{fleet.root / places.MARKER}" in told.stderr
+        assert why in told.stderr

@@ -1,6 +1,7 @@
 """`coordinator`: runs the batches of a shared folder until it is told to stop."""
 
 import asyncio
+import io
 import logging
 import logging.handlers
 import os
@@ -15,6 +16,7 @@ from watchbill import limits
 from watchbill.cli.fleet_root import find_fleet
 from watchbill.cli.options import QUIET, FleetRoot
 from watchbill.cli.terminal import Terminal, plain
+from watchbill.files.atomic import open_shared
 from watchbill.fleet.coordinator import samples
 from watchbill.fleet.coordinator.retention import Keeping
 from watchbill.fleet.coordinator.service import Leaving, Service, Settings
@@ -147,7 +149,14 @@ def _shared_log(folder: Path, name: str) -> logging.Handler:
 
 
 class _SharedLog(logging.handlers.RotatingFileHandler):
-    """A log on the shared folder. When the folder fails, standard error is told already, and the work counts."""
+    """A log on the shared folder. When the folder fails, standard error is told already, and the work counts.
+
+    Others write to that folder, too: a link in its place would lead to any file of this user, and a pipe would stop us.
+    """
+
+    def _open(self) -> io.TextIOWrapper:
+        fd = open_shared(self.baseFilename, os.O_WRONLY | os.O_APPEND)
+        return io.TextIOWrapper(open(fd, "ab"), encoding=self.encoding, errors=self.errors)
 
     def handleError(self, record: logging.LogRecord) -> None:
         if not isinstance(sys.exception(), OSError):

@@ -187,9 +187,12 @@ def _marker(root: Path) -> Fields:
 
 def _first_bytes(path: str) -> bytes:
     """What a small file holds. An agent reads the marker before it does anything: a file object costs twice as much."""
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe in its place is an empty file
     try:
         return os.read(fd, min(os.fstat(fd).st_size, limits.FLEET_FILE_BYTES_MAX))
+    except OSError as error:
+        error.filename = path
+        raise
     finally:
         os.close(fd)
 

@@ -129,7 +129,12 @@ def refuse_if_superseded(disk: Disk, epoch: int) -> None:
 def announce(disk: Disk, epoch: int, host: str, pulse: Pulse, *, waits: bool = False) -> None:
     """Say who is in charge: for people, and for the `Office` of the next one. `waits`: for what its mount hides."""
     told = {"epoch": epoch, "host": host, **pulse.fields(), **({"waits": True} if waits else {})}
-    disk.put(places.COORDINATOR, encode(told) + b"\n")
+    try:
+        disk.put(places.COORDINATOR, encode(told) + b"\n")
+    except (IsADirectoryError, NotADirectoryError):
+        # What lies there says nothing and would stop all batches; its content is kept.
+        disk.move(places.COORDINATOR, f"{places.COORDINATOR}.moved-{epoch}")
+        disk.put(places.COORDINATOR, encode(told) + b"\n")
 
 
 def _announced(disk: Disk) -> Fields | None:
