@@ -165,6 +165,29 @@ def test_a_result_log_that_is_no_file_stops_no_other_agent(fleet: FleetFolder, k
     assert "the shared folder failed" not in told
 
 
+def test_a_later_life_of_an_agent_is_not_heard_before_a_log_that_cannot_be_read(fleet: FleetFolder) -> None:
+    """FLEET-09: it reports as lost what the last life has reported as done there: the task ran twice."""
+    coordinator = fleet.start_coordinator()
+    agent = fleet.start_agent("cpu-1")
+    slow = start_slow_batch(fleet)
+    coordinator.kill()
+    coordinator.wait()
+    log = fleet.root / places.RESULTS / "cpu-1.1.jsonl"
+    wait_until(lambda: b'"done"' in log.read_bytes())
+    agent.kill()
+    agent.wait()
+    away = put_in_place_of(log, "folder")
+    later = fleet.start_agent("cpu-1")
+    wait_until(lambda: "reported as lost, from the life before" in fleet.log.read_text())
+    later.kill()
+    fleet.start_agent("cpu-2")
+    fleet.start_coordinator()
+    assert fleet.wait(fleet.submit("p")) == 0, fleet.log.read_text()
+    put_back(away, log)
+    assert fleet.wait(slow) == 0, fleet.log.read_text()
+    assert_each_ran_once(fleet)
+
+
 def test_a_file_that_says_that_a_batch_is_active_and_is_a_folder_stays_and_stops_nothing(
     fleet: FleetFolder,
 ) -> None:

@@ -135,13 +135,17 @@ class ResultReader:
     """The coordinator's view of all result logs."""
 
     disk: Disk
-    #: Logs that cannot be read, and why: they say nothing, and stop no other agent. Read again each time.
+    #: Logs that cannot be read, and why: they stop no other agent. Later lives of their agent wait for them, because
+    #: what one of those reports as lost may be reported as done there. Read again each time.
     unread: dict[str, str] = field(default_factory=dict[str, str])
     _tails: dict[tuple[str, int], Tail] = field(default_factory=dict[tuple[str, int], Tail])
 
     def read(self) -> Iterator[Result]:
         """What was reported since the last time, agent by agent in the order of their lives."""
+        waits = ""
         for agent, life in sorted(_logs(self.disk)):
+            if agent == waits:
+                continue
             key = (agent, life)
             tail = self._tails.get(key)
             if tail is None:
@@ -150,6 +154,7 @@ class ResultReader:
                 result = Result.of(line, agent, life)
                 if result is not None:
                     yield result
+            waits = agent if tail.path in self.unread else ""
 
     def _lines(self, tail: Tail) -> Iterator[Fields]:
         lines = tail.read()
