@@ -9,6 +9,7 @@ import asyncio
 import logging
 import re
 from collections.abc import Awaitable, Callable, Iterator
+from functools import cache
 from typing import Protocol, TypeVar
 from urllib.parse import unquote
 
@@ -95,6 +96,7 @@ def _mended(path: str) -> Iterator[str]:
             yield before + each
 
 
+@cache
 def _compile(pattern: str) -> re.Pattern[str]:
     parts = _VARIABLE.split(pattern)
     text = re.escape(parts[0])
