@@ -12,8 +12,8 @@ BIN := .venv/bin
 export PYTHONDONTWRITEBYTECODE :=
 ARGS ?=
 BENCH ?= gateway scheduler traffic scale spool loops promises plans
-# Test processes at once: one more than a small machine has cores, because many tests wait.
-JOBS ?= 3
+# Test processes at once: twice as many as a small machine has cores, because half of the tests wait.
+JOBS ?= 4
 
 # The form in which locks are made: hashes, every platform, no download addresses.
 LOCK = $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
