@@ -21,6 +21,7 @@ import pytest
 
 from support.certificates import write_certificate
 from support.eventually import wait_until
+from support.nats_operator import NatsOperator
 from support.nats_server import TOKEN, Broker, broker, cluster, free_port
 from support.power_cut import loop_disk
 from support.stopping import stop
@@ -427,6 +428,45 @@ def test_what_is_wrong_with_a_connection_is_said(server: Broker, monkeypatch: py
     monkeypatch.setitem(sys.modules, "nats", None)
     with pytest.raises(ConfigError, match=r"pip install .*nats-py"):
         JetSpool("jobs", server.reach).enqueue(event(1))
+
+
+def test_credentials_end_and_new_ones_are_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SPOOL-08: what they are signed with was in no extra, and each command said after 20 s that a module is missing.
+    A file that is written anew is read by workers that run."""
+    operator, made = NatsOperator(), Broker(tmp_path / "broker")
+    lines = [line for line in made.config.read_text().splitlines() if not line.startswith("authorization")]
+    made.config.write_text("\n".join([*lines, *operator.server_config()]) + "\n")
+    mine = operator.credentials(tmp_path / "mine.creds", ends_s=time.time() + 4)
+    other = operator.credentials(tmp_path / "other.creds")
+    foreign = NatsOperator().credentials(tmp_path / "foreign.creds")
+
+    def spool(file: Path) -> JetSpool:
+        return JetSpool("jobs", Reach((made.url,), credentials=os.fspath(file), wait_s=2))
+
+    try:
+        made.start()
+        with spool(mine) as worker, spool(other) as producer:
+            worker.enqueue(event("before"))
+
+            def is_refused() -> bool:
+                try:
+                    worker.recover()
+                except SpoolBroken as error:
+                    return "authorization" in str(error).lower()
+                return False
+
+            wait_until(is_refused)
+            with spool(foreign) as stranger, pytest.raises(SpoolBroken, match=r"(?i)authorization"):
+                stranger.enqueue(event("foreign"))
+            producer.enqueue(event("after"))
+            os.replace(other, mine)
+            wait_until(lambda: _accepted(worker, "new"))
+            assert {item.event["id"] for item in worker.lease_many(10)} == {"before", "after", "new"}
+    finally:
+        made.kill()
+    monkeypatch.setitem(sys.modules, "nkeys", None)
+    with pytest.raises(ConfigError, match=r"pip install .*nats-py\[nkeys\]"):
+        spool(mine).enqueue(event(1))
 
 
 def test_tls_and_a_password(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -7,6 +7,7 @@ until the bound; its sender makes sure that a second copy does no harm. The conn
 
 import asyncio
 import contextlib
+import importlib
 import json
 import logging
 import ssl
@@ -127,6 +128,11 @@ class Link:
             raise self._away(doing) from error
         except BrokerSays as error:
             raise error.as_fault(doing) from error
+        except Exception as error:
+            if not _is_of_library(error):
+                raise
+            self._note_trouble(error)
+            raise self._away(doing) from error
 
     def on_loop(self, act: Callable[[], object]) -> None:
         """Run a function on the loop, soon."""
@@ -137,9 +143,14 @@ class Link:
 
         async def later() -> None:
             await asyncio.sleep(after_s)
-            with contextlib.suppress(SpoolBroken, SpoolFull, BrokerSays, TimeoutError):
+            try:
                 async with asyncio.timeout(self.reach.wait_s):
                     await act()
+            except (SpoolBroken, SpoolFull, BrokerSays, TimeoutError):
+                return
+            except Exception as error:
+                if not _is_of_library(error):
+                    raise
 
         loop = self._running_loop()
         loop.call_soon_threadsafe(lambda: _keep(loop.create_task(later())))
@@ -323,13 +334,16 @@ class Link:
         options = self._options()
         if "tls" in options:
             logging.getLogger("asyncio").addFilter(_is_of_use)  # one filter, however often it is added
-        make = _client_kind(is_encrypted="tls" in options)
+        make = _client_kind(is_encrypted="tls" in options, signs=bool(self.reach.credentials))
         while True:
             client: Client = make()
             try:
                 await asyncio.wait_for(
                     client.connect(**options), BROKER_CONNECT_S * (1 + len(self.reach.servers))
                 )
+                # A server that refuses a client may say so after the connection is made.
+                for subject, hear in self._inboxes.items():
+                    await _subscribe(client, subject, hear)
             except BaseException as error:
                 with contextlib.suppress(Exception):
                     await client.close()
@@ -340,8 +354,6 @@ class Link:
                 await asyncio.sleep(BROKER_AGAIN_S)
                 continue
             break
-        for subject, hear in self._inboxes.items():
-            await _subscribe(client, subject, hear)
         self._client, self._trouble = client, ""
         return client
 
@@ -396,6 +408,11 @@ def _received(message: "Msg") -> Received:
     return Received(message.subject, message.reply or "", message.data, headers)
 
 
+def _is_of_library(error: Exception) -> bool:
+    """Whether the client of NATS raised it: its connection ended between our look at it and its use."""
+    return type(error).__module__.startswith("nats.")
+
+
 def _told(error: Exception) -> str:
     if isinstance(error, OSError) and error.errno is not None:
         return reason_of(error)
@@ -423,12 +440,15 @@ def _is_of_use(record: logging.LogRecord) -> bool:
     return "eof_received" not in str(record.msg)
 
 
-def _client_kind(*, is_encrypted: bool) -> "type[Client]":
+def _client_kind(*, is_encrypted: bool, signs: bool) -> "type[Client]":
     """The class of connections. An encrypted one ends before a word of ours where the server offers no TLS: the library
     would go on without, and send the password and every event in the clear."""
     try:
         import nats.aio.client
         import nats.errors
+
+        if signs:  # the library needs it for credentials, and has it for nothing else
+            importlib.import_module("nkeys")
     except ImportError as error:
         raise ConfigError(f"a spool on NATS needs a package: {how_to_install('nats')}") from error
     if not is_encrypted:
