@@ -246,6 +246,9 @@ def test_an_agent_runs_no_more_than_its_slots_while_its_coordinator_is_silent(fl
     wait_until(lambda: sum(log.read_text().count('"why"') for log in results.glob("*.jsonl")) == 4)
     assert len(os.listdir(fleet.root / places.processing_folder("cpu-1"))) == 5
     wait_until(lambda: fleet.status_of_all()["agents"]["cpu-1"]["running"] == 1)
+    # The batch counts as its agents do.
+    wait_until(lambda: fleet.status(batch)["counts"] == {"running": 1, "queued": 4})
+    assert fleet.status(batch)["agents"]["cpu-1"]["running"] == 1
 
 
 def test_a_cancelled_batch_reads_cancelled_in_its_summary(fleet: FleetFolder) -> None:

@@ -43,6 +43,11 @@ class CoordinatorView:
     is_dead: bool = True
     silent_ms: int = 0  # since its record was last written, by this machine's clock
 
+    @property
+    def is_here(self) -> bool:
+        """Whether it works, as far as a single look can tell."""
+        return not self.is_dead and self.silent_ms <= limits.COORDINATOR_STIRS_MS
+
     def fields(self) -> dict[str, object]:
         return {
             "host": self.host, "pid": self.pid, "epoch": self.epoch, "is_dead": self.is_dead,
@@ -120,7 +125,12 @@ class BatchView:
         ledger = self._follower.read()
         if ledger.is_open:
             living = {name: beat for name, beat in heartbeats(self._disk).items() if beat.may_live}
-            found = progress_of(ledger, Board(self._disk).look_around(), living)
+            found = progress_of(
+                ledger,
+                Board(self._disk).look_around(),
+                living,
+                is_coordinated=coordinator_of(self._disk).is_here,
+            )
             return replace(found, state=BatchState.RUNNING) if is_to_go_on else found
         found = _without_journal(self._disk, self._place)
         if found.state is BatchState.NOT_SUBMITTED and self._follower.read().is_open:

@@ -170,9 +170,20 @@ class _Agents:
         return Unclaimed.AGENTS_HELD if lack_of(need, self._free) is not None else None
 
 
-def progress_of(ledger: Ledger, holdings: Holdings, living: Mapping[str, Heartbeat]) -> BatchProgress:
-    """How far a batch is. A task that waits for an agent although none of the living could take it says so."""
+def progress_of(
+    ledger: Ledger, holdings: Holdings, living: Mapping[str, Heartbeat], *, is_coordinated: bool = True
+) -> BatchProgress:
+    """How far a batch is. A task that waits for an agent although none of the living could take it says so.
+
+    A task runs whose slip an agent holds. While no coordinator puts away the slips of those that have ended
+    (`is_coordinated`), only those do that a heartbeat names.
+    """
     holders = {name: agent for agent, held in holdings.processing.items() for name in held}
+    if not is_coordinated:
+        named = {(each.batch, each.task) for beat in living.values() for each in beat.report.tasks}
+        for task in ledger.tasks():
+            if (ledger.batch, task) not in named:
+                holders.pop(ledger.state(task).token, None)
     culprits = {report.name: report.culprit for report in ledger.reports() if report.culprit}
     agents = _Agents(living)
     tasks = [_line(ledger, task, holders, culprits, agents) for task in ledger.tasks()]
