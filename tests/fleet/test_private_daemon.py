@@ -93,6 +93,11 @@ def test_agents_of_one_machine_that_are_started_by_hand_have_a_card_each(fleet: 
     assert fleet.wait(batch) == 0
     done = {task["agent"] for task in fleet.status(batch)["tasks"]}
     assert done == {"gpu-0", "gpu-1"}, fleet.log.read_text()
+    # A third one was told that the machine has no such device.
+    words = ("agent", "third", "--device", "gpu:0", "--root", str(fleet.root))
+    third = fleet.run(*words, WATCHBILL_FAKE_GPUS=fake)
+    assert third.returncode == 2
+    assert "belongs to the daemon of " in third.stderr and "/agents/gpu-0." in third.stderr
 
 
 def test_the_private_daemon_of_an_agent_starts_no_other_programs_of_the_config(fleet: FleetFolder) -> None:

@@ -141,7 +141,8 @@ def find_places(catalog: Catalog, owner: str | None, only: Collection[str] | Non
 
     Cards that the config names are candidates, else all that there are and that no other process owns. They belong to
     `owner` from now on; without one they are only looked at. With `only`, the cards of an agent, there are no others,
-    and they are used for its tasks also where no engine computes on them."""
+    and they are used for its tasks also where no engine computes on them: raises OursError where one belongs to
+    another process."""
     placing = Placing(is_for_tasks=only is not None)
     named = [name for name in catalog.devices if name != RAM]
     of_agents = {device for agent in catalog.fleet.agents for device in agent.devices}
@@ -197,6 +198,8 @@ def _is_ours(placing: Placing, name: str, reading: Reading, owner: str | None) -
     try:
         placing.locks.take({name: reading.uuid}, owner)
     except (OursError, OSError) as error:
+        if placing.is_for_tasks:
+            raise
         placing.notes.append(f"{error}; it is not used")
         return False
     return True
