@@ -71,6 +71,33 @@ async def test_an_agent_borrows_from_the_ledger_of_its_daemon_and_sees_its_card(
 
 
 @pytest.mark.timeout(120)
+async def test_a_task_on_a_pair_of_cards_borrows_on_both_or_not_at_all(place: Place, cards: Path) -> None:
+    """FLEET-01, FLEET-14: it may use either card, and the ledger of the second one knew nothing of it."""
+    uuids = {"gpu:1": UUID, "gpu:2": f"GPU-{secrets.token_hex(8)}"}
+    pair = [{**CARDS["cards"][0], "name": name, "uuid": uuid} for name, uuid in uuids.items()]
+    cards.write_text(json.dumps({"cards": pair}))
+    place.config.write_text(CONFIG + '[devices."gpu:2"]\nreserve = 0\nmax_power_w = 140\n')
+    daemon = place.up()
+    memory = HostMemory(daemon.url, ("gpu:1", "gpu:2"), "gpu-1", model="qwen")
+    await memory.open()
+    try:
+        assert await memory.borrow("train", 4000)
+        lent = daemon.status()["loans"].values()
+        assert sorted((loan["device"], loan["memory"]) for loan in lent) == [
+            ("gpu:1", 4000 * 2**20),
+            ("gpu:2", 4000 * 2**20),
+        ]
+        await memory.give_back("train")
+        assert daemon.status()["loans"] == {}
+        taken = {"device": "gpu:2", "memory": 4000 * 2**20, "for": "a person", "pid": os.getpid()}
+        assert daemon.ask("/wb/v1/loans", taken)[0] == 200
+        assert not await memory.borrow("train", 4000)
+        assert [loan["device"] for loan in daemon.status()["loans"].values()] == ["gpu:2"]
+    finally:
+        await memory.close()
+
+
+@pytest.mark.timeout(120)
 async def test_a_model_is_heated_and_cooled_and_asked_at_the_agents_door(place: Place, cards: Path) -> None:
     """FLEET-05, FLEET-10: load_llm and unload_llm are loads and evictions of the daemon; scripts get an address."""
     place.config.write_text(CONFIG)

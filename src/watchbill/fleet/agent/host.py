@@ -30,6 +30,7 @@ from watchbill.fleet.agent.memory import BUDGET_SHARE, DeviceState
 from watchbill.fleet.folder.values import Fields
 from watchbill.fleet.logs import Part
 from watchbill.fleet.matching.claiming import Health
+from watchbill.limits import SAID_CHARS_MAX
 from watchbill.processes.attached import Bound, spawn_bound
 from watchbill.processes.device_lock import HostLock, LockHeld, locks_folder
 from watchbill.quoting import quoted
@@ -112,7 +113,7 @@ def _last_line_of(log: Path) -> str:
     """What a process said last, for people."""
     with contextlib.suppress(OSError):
         lines = log.read_text(errors="replace").splitlines()
-        return quoted(lines[-1].removeprefix("watchbill: ")) if lines else "it said nothing"
+        return quoted(lines[-1].removeprefix("watchbill: "), SAID_CHARS_MAX) if lines else "it said nothing"
     return "it said nothing"
 
 
@@ -121,9 +122,9 @@ def _last_line_of(log: Path) -> str:
 
 @dataclass(slots=True)
 class _Lent:
-    """A loan in our hands."""
+    """What is lent for one task: of a pair of cards the same amount on each, because it may be used on either."""
 
-    id: str
+    ids: tuple[str, ...]  # of the loans, one per card
     vram_mb: int
     peak_mb: int = 0
     user: int = 0  # the first process of the task
@@ -198,20 +199,33 @@ class HostMemory:
         """Ask for memory; False where there is none now, or the daemon does not answer."""
         if not self._devices:
             return False
+        ids: list[str] = []
         asked = {
-            "device": self._devices[0],
-            "memory": vram_mb * _MIB,
-            "for": loan[: runtime_limits.CLAIM_REASON_CHARS_MAX],
-        }
-        try:
-            lent = await self._ask(
-                "POST", "/wb/v1/loans", asked | {"pid": os.getpid()}, limits.HOST_LOAN_MS_MAX
-            )
-        except (NotReachable, OursError) as error:
-            _LOG.info("no memory for %s: %s", loan, error)
-            return False
-        self._lent[loan] = _Lent(lent.text("id"), vram_mb)
+            "memory": vram_mb * _MIB, "for": loan[: runtime_limits.CLAIM_REASON_CHARS_MAX], "pid": os.getpid(),
+        }  # fmt: skip
+        for device in self._devices:
+            try:
+                lent = await self._ask(
+                    "POST", "/wb/v1/loans", asked | {"device": device}, limits.HOST_LOAN_MS_MAX
+                )
+            except (NotReachable, OursError) as error:
+                _LOG.info("no memory for %s: %s", loan, error)
+                await self._return(ids)
+                return False
+            ids.append(lent.text("id"))
+        self._lent[loan] = _Lent(tuple(ids), vram_mb)
         return True
+
+    async def _return(self, ids: Iterable[str]) -> int:
+        """Give loans back; the answer is the highest peak of them in MiB."""
+        peak_mb = 0
+        for each in ids:
+            try:
+                ended = await self._ask("DELETE", f"/wb/v1/loans/{each}")
+                peak_mb = max(peak_mb, _whole_mb(ended.whole("peak")))
+            except (NotReachable, OursError) as error:
+                _LOG.warning("a loan was not given back: %s; it ends with this agent", error)
+        return peak_mb
 
     async def used_by(self, loan: str, pid: int) -> None:
         """Tell which process tree uses a loan: its peak is measured."""
@@ -220,7 +234,8 @@ class HostMemory:
             return
         lent.user = pid
         try:
-            await self._ask("POST", f"/wb/v1/loans/{lent.id}/renew", {"user": pid})
+            for each in lent.ids:
+                await self._ask("POST", f"/wb/v1/loans/{each}/renew", {"user": pid})
         except (NotReachable, OursError) as error:
             _LOG.info("the memory of %s is not measured: %s", loan, error)
 
@@ -234,12 +249,7 @@ class HostMemory:
         lent = self._lent.pop(loan, None)
         if lent is None:
             return 0
-        try:
-            ended = await self._ask("DELETE", f"/wb/v1/loans/{lent.id}")
-            lent.peak_mb = max(lent.peak_mb, _whole_mb(ended.whole("peak")))
-        except (NotReachable, OursError) as error:
-            _LOG.warning("a loan was not given back: %s; it ends with this agent", error)
-        return lent.peak_mb
+        return max(lent.peak_mb, await self._return(lent.ids))
 
     # ------------------------------------------------------------ models
 
@@ -285,9 +295,11 @@ class HostMemory:
             return
         known = (await self._ask("GET", "/wb/v1/loans")).fields("loans")
         for loan, lent in list(self._lent.items()):
-            if lent.id in known.all():
-                lent.peak_mb = max(lent.peak_mb, _whole_mb(known.fields(lent.id).whole("peak")))
-            else:
+            there = [each for each in lent.ids if each in known.all()]
+            peaks = [_whole_mb(known.fields(each).whole("peak")) for each in there]
+            lent.peak_mb = max([lent.peak_mb, *peaks])
+            if len(there) < len(lent.ids):
+                await self._return(there)
                 await self._borrow_again(loan, lent)
 
     async def _borrow_again(self, loan: str, lent: _Lent) -> None:
