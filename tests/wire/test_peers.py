@@ -35,7 +35,7 @@ KEYS = {"HOME_SHOWS": "what-home-shows-at-the-rig"}
 BODY = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 500}
 
 
-def rig_config(service: str = "50ms", tokens: int = 8, more: str = "") -> Catalog:
+def rig_config(service: str = "50ms", tokens: int = 8, more: str = "", *, load: str = "0s") -> Catalog:
     """The machine that lends: one model with a long answer, and one for the person there."""
     text = f"""
 [devices.ram]
@@ -43,7 +43,7 @@ reserve = 0
 [models.big]
 engine = "scripted"
 memory = "1MiB"
-script = {{ touch = false, service = "{service}", tokens = {tokens}, text = "{TEXT}" }}
+script = {{ touch = false, load = "{load}", service = "{service}", tokens = {tokens}, text = "{TEXT}" }}
 [models.own]
 engine = "scripted"
 memory = "1MiB"
@@ -709,6 +709,38 @@ async def test_a_pause_at_a_lender_is_no_part_of_the_timeout(
         assert answer.status == 200, answer.body
         assert len(said(answer.body, stream=False).split()) == 32
         assert here._core.state.models["big"].service.ms < 2_000, "nor is it of the time that an answer takes"  # pyright: ignore[reportPrivateUsage]
+
+
+@pytest.mark.parametrize("way", ["whole", "stream", "embedding"])
+async def test_a_load_at_a_lender_is_no_part_of_the_timeout(tmp_path: Path, way: str) -> None:
+    """LANE-04, RES-23: a lender said only after ten seconds that a request waits there, and of one that is not streamed
+    never. With a shorter timeout its caller got run_timeout before the model there was loaded."""
+    rig, lane = rig_config(load="3s"), '[lanes.default]\ntimeout = "1500ms"\n'
+    async with two(tmp_path, rig, lane) as ((home, here), _):
+        path, body = "/v1/chat/completions", BODY | {"model": "big", "stream": way == "stream"}
+        if way == "embedding":
+            path, body = "/v1/embeddings", {"model": "big", "input": "Hi"}
+        asked = asyncio.create_task(home.ask(path, body))
+        await eventually(lambda: [r["reason"] for r in here.requests()] == ["it waits at rig"])
+        answer = await within(20, asked)
+        assert answer.status == 200 and b"run_timeout" not in answer.body, answer.body
+
+
+@pytest.mark.parametrize("way", ["whole", "stream", "embedding"])
+async def test_what_is_cut_at_a_lender_waits_there_for_its_model(tmp_path: Path, way: str) -> None:
+    """RES-06, RES-23, LANE-04: an operator there took the model out of memory in the middle of an answer. Until it was
+    back the asking machine took the request for one that runs, and ended it with run_timeout."""
+    rig = rig_config("1s", load="3s")
+    async with two(tmp_path, rig, '[lanes.default]\ntimeout = "2500ms"\n') as ((home, _), (_, there)):
+        path, body = "/v1/chat/completions", BODY | {"model": "big", "stream": way == "stream"}
+        if way == "embedding":
+            path, body = "/v1/embeddings", {"model": "big", "input": "Hi"}
+        assert (await within(20, home.ask(path, body))).status == 200
+        asked = asyncio.create_task(home.ask(path, body))
+        await eventually(lambda: any(r["state"] == "running" for r in there.requests()))
+        await within(10, there.evict("big", force=True))
+        answer = await within(20, asked)
+        assert answer.status == 200 and b"run_timeout" not in answer.body, answer.body
 
 
 def _ran_ms(driver: Driver) -> int:

@@ -51,6 +51,8 @@ CHOICES_MAX = 32
 COMPLETION_RUNS_MAX = 256
 #: Unknown model, bad input, a full lane are known at once; then headers are held back this long.
 HEADERS_HELD_MS = 10_000
+#: The same for a request of another machine: only a sign of life tells it that the request waits here.
+HEADERS_HELD_LEASED_MS = 500
 #: Keep-alive comments in a stream that waits.
 KEEP_ALIVE_COMMENT_MS = 12_000
 #: The longest Retry-After: of a forecast, which may turn out shorter, and of a tier that is closed until midnight.

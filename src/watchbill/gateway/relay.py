@@ -49,6 +49,7 @@ from watchbill.gateway.far_errors import FAR_REFUSALS
 from watchbill.gateway.forced_calls import ForcedCall
 from watchbill.gateway.limits import (
     CLOSING_PAUSE_MS,
+    HEADERS_HELD_LEASED_MS,
     HEADERS_HELD_MS,
     KEEP_ALIVE_COMMENT_MS,
     PEER_FIRST_SIGN_MS,
@@ -174,7 +175,7 @@ class Relay(AbstractContextManager["Relay", None]):
         return self._advance() if out is None else self._advance_alive(out)
 
     async def _advance_alive(self, out: Out) -> bytes:
-        held_ms = HEADERS_HELD_MS
+        held_ms = HEADERS_HELD_MS if self.ticket.request.lease is None else HEADERS_HELD_LEASED_MS
         while True:
             try:
                 async with asyncio.timeout(held_ms / 1000):
@@ -660,6 +661,8 @@ class Relay(AbstractContextManager["Relay", None]):
         deadlines = self._deadlines_at_peer() if self.streamed and start.tier is Tier.PEER else None
         call = self._call = self.upstream.call(outgoing, streamed=self.streamed, deadlines=deadlines)
         ticket.on_cut = self._on_cut
+        if not self.streamed and start.tier in _CONTINUED:
+            ticket.rests(True)  # it may wait there, and only its answer will tell
         return call
 
     def _deadlines_at_peer(self) -> Deadlines:
