@@ -253,14 +253,21 @@ BUGS = {
     "no look at the disk before a model is stopped": _stop_without_a_look,
 }
 
+#: The first world in which a bug is seen, where it is seen late: it is tried before the others.
+SEEN_IN = {
+    "no look at the disk before a model is stopped": 25,
+    "a peer gets as many leases as it asks for": 27,
+    "a sum outlives what it counted": 6,
+}
+
 
 @pytest.mark.parametrize("bug", BUGS)
 def test_the_judge_sees_known_bugs(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """RES-04, RES-10, RES-12: a check that cannot fail is no check; each bug put back turns a law red."""
     BUGS[bug](monkeypatch)
     broken: set[str] = set()
-    seeds = [seed for seed in range(200) if "lease" not in bug or has_leases(seed)]
-    for seed in seeds[:48]:
+    seeds = [seed for seed in range(200) if "lease" not in bug or has_leases(seed)][:48]
+    for seed in sorted(seeds, key=lambda seed: seed != SEEN_IN.get(bug)):
         world = random_world(seed)
         try:
             run_out(world)
