@@ -431,6 +431,32 @@ async def test_a_connection_to_a_lender_that_breaks_without_end_ends_in_words_or
 
 
 @pytest.mark.parametrize("stream", [False, True])
+async def test_an_answer_with_all_its_words_ends_where_each_connection_breaks(
+    tmp_path: Path, stream: bool
+) -> None:
+    """RES-23: a link that cut each connection after some bytes brought a word at a time, and never the event that says
+    how the answer ended: behind its last word it ended with an error."""
+    words, asked_for = ["One", "two", "three", "four", "five"], [0]
+
+    async def cut(asked: Asked, writer: asyncio.StreamWriter) -> None:
+        if not asked.path.endswith("/completions"):
+            given = {"id": "l", "lasts_ms": 60_000, "renew_ms": 20_000, "continues": True}
+            return await whole(200, given, writer)
+        last = asked.json["messages"][-1]  # type: ignore[index]
+        known = len(last["content"].split()) if last["role"] == "assistant" else 0
+        asked_for.append(known)
+        event = chat_events(words[known] + " ", usage=False)[1]
+        return await stream_of(sse(event), end=False)(asked, writer)
+
+    async with peer_listening(cut) as rig, machine(tmp_path / "home", home_config(rig.port)) as (home, _):
+        body = BODY | {"model": "big", "stream": stream, "max_tokens": 4}
+        answer = await within(20, home.ask("/v1/chat/completions", body))
+    assert answer.status == 200 and b'"error"' not in answer.body, answer.body
+    assert said(answer.body, stream=stream).split() == words[:4]
+    assert answer.body.count(b'"length"') == 1 and max(asked_for) == 4
+
+
+@pytest.mark.parametrize("stream", [False, True])
 async def test_a_request_that_waits_behind_a_dead_connection_is_asked_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stream: bool
 ) -> None:

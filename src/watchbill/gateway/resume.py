@@ -181,16 +181,26 @@ class Resumption:
 
     @property
     def is_over_there(self) -> bool:
-        """Whether another machine has said how the answer ended: what is still to come is only a count."""
-        return self.is_far and self.is_possible and self._finished
+        """Whether another machine has said how the answer ended, and what is still to come is only a count; or the text
+        has all the tokens that were asked for, and the machine was asked once more how it ended."""
+        was_asked_again = self._is_whole and self._earlier == self._tokens
+        return self.is_far and self.is_possible and (self._finished or was_asked_again)
 
     def end(self) -> bytes:
-        """The last event of an answer whose stream broke behind its end; then nothing."""
+        """The last events of an answer whose stream broke behind its end; then nothing."""
         if self._is_ended:
             return b""
         self._is_ended = True
         self._reader, self._events = EventReader(), WholeEvents()
-        return b"data: " + DONE + b"\n\n"
+        payloads = [DONE] if self._finished else [self._told_end(), DONE]
+        return b"".join(b"data: " + each + b"\n\n" for each in payloads)
+
+    def _told_end(self) -> bytes:
+        """The event that says that the answer has as many tokens as were asked for."""
+        kind = "chat.completion.chunk" if self._is_chat else "text_completion"
+        words: Fields = {"delta": {}} if self._is_chat else {"text": ""}
+        choice = {"index": 0, **words, "finish_reason": "length"}
+        return _encode({**(self._named or {}), "object": kind, "choices": [choice]})
 
     def _read(self, payload: bytes) -> Fields | None:
         """Counts an event in. None for one that is no object."""
@@ -202,7 +212,7 @@ class Resumption:
             self.is_possible = False
             return None
         if self._named is None:
-            self._named = {name: event[name] for name in ("id", "created") if name in event}
+            self._named = {name: event[name] for name in ("id", "created", "model") if name in event}
         choices = event.get("choices")
         for choice in cast("list[object]", choices) if isinstance(choices, list) else []:
             self._read_choice(object_of(choice))
