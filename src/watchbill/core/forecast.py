@@ -68,7 +68,7 @@ class Forecast(NamedTuple):
 
     def after(self, ms: float) -> "Forecast":
         """The forecast delayed to `ms` at the least."""
-        return self.when_both(Forecast(ms, False))
+        return self if ms <= self.least_ms else self.when_both(Forecast(ms, False))
 
     def when_both(self, other: "Forecast") -> "Forecast":
         """The later one of two forecasts, which both have to come."""
@@ -131,7 +131,8 @@ def forecast_start(
         warm = Forecast(serving.recovery_ms(now), is_guess=True)
     slot = _until_slot(serving, before, running, request, now)
     lane = until_place(state, model, request, now)
-    return warm.plus(slot.ms).or_guess(slot.is_guess).when_both(lane)
+    found = Forecast(warm.ms + slot.ms, warm.is_guess or slot.is_guess, warm.early_ms)
+    return found if lane is NOW else found.when_both(lane)
 
 
 def room_in_ms(state: State, model: Candidate, now: int) -> float:
@@ -346,7 +347,8 @@ class _Arrival:
         loading = [s for s in leaving if s.stage not in (Stage.READY, Stage.ASLEEP)]
         gone_ms = max(map(self._until_gone, leaving), default=0.0)
         least_ms = max((self._until_gone(s, least=True) for s in leaving), default=0.0)
-        return Forecast.between(least_ms, gone_ms).plus(0.0, guessed_by=loading)
+        is_guess = any(s.is_load_unsure for s in loading)
+        return Forecast(gone_ms, is_guess, gone_ms - least_ms)
 
     def _until_gone(self, model: ModelState, *, least: bool = False) -> float:
         """Until a model could be gone: its load, then its turn or the end of its work, then its drain.

@@ -575,8 +575,9 @@ class ModelState(CandidateState):
         beside = self.running.values() if not self.users else (*self.running.values(), *self.users.values())
         for running in beside:
             usual, age = self.service.ms * self.batch_factor(len(self.running)), now - running.since
-            rest = 0.0 if self.service.is_guess else max(0.0, usual - age)
-            left = rest if least else max(usual, age)
+            left = max(usual, age)
+            if least:
+                left = 0.0 if self.service.is_guess else max(0.0, usual - age)
             if running.request.work_class is _INTERACTIVE:
                 stops_early = not running.begun and not self.finishes_soon
             else:
