@@ -175,6 +175,9 @@ FORMS = {
     "back-ticked key": "### a\n- `command`: ls",
     "star": "### a\n* **command**: ls",
     "plus": "### a\n+ command: ls",
+    "dash of a word processor": "### a\n– **command**: ls",
+    "box": "### a\n- [ ] **command**: ls",
+    "ticked box in the heading": "### [x] a\n- command: ls",
     "no bullet": "### a\n**command**: ls",
     "no bullet and plain": "### a\ncommand: ls",
     "capitals": "### a\n- **Command**: ls",
@@ -716,3 +719,29 @@ def test_a_path_that_only_a_shell_could_read_is_refused(key: str, path: str) -> 
     plan = f"# p\n## Tasks\n### t\n- **command**: `echo x`\n- **{key}**: here.txt, {path}\n"
     (error,) = [each for each in check(plan).findings.errors if "only a shell" in each.text]
     assert error.line == 5 and path in error.text and "{PLAN_PATH}" in error.hint
+
+
+@pytest.mark.parametrize(
+    ("command", "is_noted"),
+    [
+        ("python3 a.py “two words”", True),
+        ("a --name=‘x’ && echo ok", True),
+        ("echo \"she said “hello”\" 'and “so”'", False),
+        ("echo it’s late", False),
+        ("cat <<END > x\n  “text”\n  END", False),
+    ],
+)
+def test_typographic_quotes_that_quote_nothing_are_noted(command: str, is_noted: bool) -> None:
+    """PLAN-01: a word processor made them of real ones; the program got two words with the quotes in them."""
+    checked = check(f"## Tasks\n### a\n- **command**:\n  ```bash\n  {command}\n  ```\n")
+    assert checked.is_right
+    noted = [each for each in checked.findings.notes if "typographic" in each.text]
+    assert [each.line for each in noted] == ([5] if is_noted else [])
+
+
+@pytest.mark.parametrize("sign", ["–", "—", "- [ ]", "* [x]", "1."])
+def test_a_dependency_is_read_behind_any_sign_of_a_list(sign: str) -> None:
+    """PLAN-01: behind a dash of a word processor, or a box to tick, it was taken for prose: the task did not wait."""
+    checked = check(f"## Tasks\n### a\n- command: ls\n### b\n- command: ls\n{sign} **depends_on**: a\n")
+    assert checked.is_right
+    assert [each.name for each in checked.plan.tasks[1].depends_on] == ["a"]

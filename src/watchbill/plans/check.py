@@ -103,6 +103,7 @@ def check(
     _dependencies(plan, named, findings)
     _circles(named, findings)
     _placeholders(plan, findings)
+    _curly_quotes(plan, findings)
     _inferences(plan, findings)
     if syntax is not None:
         _syntax(plan, syntax, findings)
@@ -384,6 +385,31 @@ def _placeholders(plan: Plan, findings: Findings) -> None:
                 findings.wrong(line, text, "add - **foreach**: FILE.json:path.to.array")
             elif not place.is_item and (place.name not in fillable or place.fields):
                 findings.wrong(line, f"nothing fills {place}", lambda place=place: _how_to_fill(place, known))
+
+
+def _curly_quotes(plan: Plan, findings: Findings) -> None:
+    """Words of commands that begin with a quote which a word processor made: bash takes it as text."""
+    for task in plan.tasks:
+        if task.command is not None and "<<" not in task.command.text:
+            offset = _curly_quote_in(task.command.text)
+            if offset is not None:
+                says = (
+                    f"{shown(task.name)} has a typographic quote, which quotes nothing: bash takes it as text"
+                )
+                findings.note(_line_at(task.command, offset), says, "write \" or ' for a quote")
+
+
+def _curly_quote_in(text: str) -> int | None:
+    """Where a word begins with one; None where none does outside of real quotes."""
+    quote = ""
+    for at, sign in enumerate(text):
+        if quote:
+            quote = "" if sign == quote else quote
+        elif sign in "'\"":
+            quote = sign
+        elif sign in "“”„‘’‚«" and (at == 0 or text[at - 1] in " \t\n=("):
+            return at
+    return None
 
 
 def _defaults(plan: Plan, given: Mapping[str, str], findings: Findings) -> None:

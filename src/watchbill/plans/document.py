@@ -22,7 +22,9 @@ from watchbill.plans.keys import find_key
 __all__ = ["Block", "Document", "Entry", "TaskText", "read_document"]
 
 _FENCE = re.compile(r"`{3,}|~{3,}")
-_BULLET = re.compile(r"(\s*)(?:[-*+•]|\d{1,9}[.)])\s+(.*)$")
+#: The sign may be a dash that a word processor made of a hyphen; a box to tick is no part of what follows.
+_BULLET = re.compile(r"(\s*)(?:[-*+•‣◦–—]|\d{1,9}[.)])\s+(?:\[[ xX]\]\s+)?(.*)$")
+_BOX = re.compile(r"^\[[ xX]\]\s+")
 #: `key: value`, where the key may be bold, in italics or in back-ticks, with the colon inside or outside.
 _FIELD = re.compile(
     r"([*_`]{0,3})([A-Za-z][\w -]{0,39}?)[*_`]{0,3}\s{0,3}:(?!//)[*_`]{0,3}(?:\s+|(?=\S)|$)(.*)$"
@@ -164,7 +166,8 @@ class _Reader:
         name = title
         while (bare := _COMMENT_IN_HEADING.sub("", name)) != name:
             name = bare
-        name = _TASK_PREFIX.sub("", name.strip("*_`: \t"), count=1).strip("*`: \t")
+        name = _BOX.sub("", name.strip("*_`: \t"))
+        name = _TASK_PREFIX.sub("", name, count=1).strip("*`: \t")
         task = TaskText(name or title, self._at + 1, self._section == "workflow", title)
         if len(self._document.tasks) < limits.PLAN_TASKS_MAX:
             self._document.tasks.append(task)
