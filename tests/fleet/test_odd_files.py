@@ -2,6 +2,7 @@
 belongs to and nobody else; what is put back is gone on with, and nothing runs twice."""
 
 import os
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -248,3 +249,20 @@ def test_a_marker_that_is_no_file_is_named(fleet: FleetFolder, kind: str, why: s
         assert told.returncode != 0
         assert f"{fleet.root / places.MARKER}" in told.stderr
         assert why in told.stderr
+
+
+def test_a_slip_that_cannot_be_put_away_stops_nothing(fleet: FleetFolder) -> None:
+    """FLEET-09: a file in the place of the folder of the day's complete tasks ended each coordinator."""
+    fleet.write_plan("p", TASK)
+    places.make_root(fleet.root)
+    today = datetime.now(UTC).date()
+    for day in (today, today + timedelta(days=1)):
+        (fleet.root / places.complete_folder(day.isoformat())).write_text("mine")
+    fleet.start_coordinator()
+    fleet.start_agent("cpu-1")
+    for _ in range(2):
+        assert fleet.wait(fleet.submit("p")) == 0, fleet.log.read_text()
+    told = fleet.log.read_text()
+    assert told.count("action=keep") == 1
+    assert "/tasks/complete/" in told and "the shared folder failed" not in told
+    assert not list((fleet.root / places.processing_folder("cpu-1")).iterdir())

@@ -285,3 +285,40 @@ def test_a_batch_that_becomes_private_while_it_runs_goes_on_by_itself_when_it_is
     fleet.batch("late", late).chmod(0o2770)
     assert fleet.wait(late) == 0, fleet.log.read_text()
     assert (fleet.batch("late", late).parent / "ran").read_text().split() == ["a", "b"]
+
+
+def test_an_agent_whose_slips_the_coordinator_may_not_move_works_on_beside_the_others(
+    fleet: FleetFolder,
+) -> None:
+    """FLEET-09: its slips could not be put away, which ended each coordinator; their tokens are over all the same."""
+    fleet.write_plan("p", TASK).chmod(0o2775)
+    start_as(fleet, "coordinator")
+    wait_until((fleet.root / places.RESULTS).is_dir)
+    start_as(fleet, "agent", "ann-1", user=ANN)
+    held = fleet.root / places.processing_folder("ann-1")
+    wait_until((fleet.root / "gpus" / "ann_1" / "heartbeat.json").exists)
+    held.chmod(0o2750)
+    for _ in range(2):
+        submitted = run_as(fleet, "plan", "submit", "p", "--quiet")
+        assert fleet.wait(submitted.stdout.strip()) == 0, fleet.log.read_text()
+    told = fleet.log.read_text()
+    assert told.count("action=keep") == 1 and "the shared folder failed" not in told
+    assert len(list(held.iterdir())) == 2
+
+
+def test_signals_that_only_another_user_may_read_stop_nobody(fleet: FleetFolder) -> None:
+    """FLEET-07, FLEET-09: agents claimed nothing, and coordinators failed again and again."""
+    fleet.write_plan("p", TASK).chmod(0o2775)
+    start_fleet_of_bob(fleet)
+    wait_until((fleet.root / "gpus" / "cpu_1" / "heartbeat.json").exists)
+    signals = fleet.root / places.SIGNALS
+    os.chown(signals, 0, 0)
+    signals.chmod(0o700)
+    wait_until(lambda: "signals cannot be read, so no signal is obeyed" in fleet.log.read_text())
+    submitted = run_as(fleet, "plan", "submit", "p", "--quiet")
+    assert fleet.wait(submitted.stdout.strip()) == 0
+    os.chown(signals, BOB, GROUP)
+    signals.chmod(0o2770)
+    (signals / "cpu-1.hold").touch()
+    wait_until(lambda: "told to claim nothing" in fleet.log.read_text())
+    assert "the shared folder fail" not in fleet.log.read_text()

@@ -38,12 +38,14 @@ from watchbill.fleet.folder.heartbeat import Heartbeat, read_heartbeat, write_he
 from watchbill.fleet.folder.results import End, Result, ResultLog
 from watchbill.fleet.folder.signals import Signal
 from watchbill.fleet.folder.slips import Slip
+from watchbill.fleet.logs import Part
 from watchbill.fleet.matching.claiming import Standing, choose, claimed_ahead, needs_heat
 from watchbill.fleet.permissions.rules import Action
 from watchbill.fleet.permissions.ruling import told
 
 __all__ = ["BoardClient", "Look", "Round"]
 
+_LOG = Part.AGENT.logger
 #: How long an agent leaves a slip alone that is to be kept from it, or that it gave back. After that it takes the slip
 #: all the same: the other agent that could have may be dead.
 _DECLINED_MS = 60_000
@@ -92,6 +94,7 @@ class BoardClient:
         self._disk = self._shared.disk
         self._board = Board(self._disk)
         self._log: ResultLog | None = None
+        self._is_deaf = False  # its user may not read the signals
         self._coming: dict[str, Slip] = {}  # slips whose files are being brought
         self._unsent: list[_Unsent] = []  # results whose files are being sent
         self._unreported: list[Result] = []
@@ -165,13 +168,26 @@ class BoardClient:
 
     def look(self) -> Look:
         """Read the signals, and which slips are still in the agent's hands."""
-        found, listed = signals.pending(self._disk, self.agent), frozenset(self._board.held_by(self.agent))
+        found, listed = self._signals(), frozenset(self._board.held_by(self.agent))
         self._check()  # afterwards: a folder that vanished in between has shown nothing
         held, gone = self._own.see(listed)
         self._forget(gone)
         for name in self._own.to_give_back_again(listed):
             self._board.give_back(self.agent, name)
         return Look(found, held)
+
+    def _signals(self) -> list[Signal]:
+        """The signals for this agent. A folder of them that its user may not read is said once, and ends no work."""
+        try:
+            found = signals.pending(self._disk, self.agent)
+        except PermissionError as error:
+            if not self._is_deaf:
+                _LOG.error("%s cannot be read, so no signal is obeyed: %s; let the user of this agent read and write "
+                           "there", places.SIGNALS, error.strerror)  # fmt: skip
+            self._is_deaf = True
+            return []
+        self._is_deaf = False
+        return found
 
     def show_so_far(self, running: list[tuple[Prepared, str]]) -> None:
         """Show the output of running tasks in the folders of their attempts."""

@@ -4,18 +4,21 @@ Acts are collected while it decides and carried out together at the end of the t
 look, act). Every act may be repeated, by a successor too, and may have been carried out although its reply was lost.
 """
 
+import os
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 
 from watchbill.fleet.coordinator.active import ActiveBatches
 from watchbill.fleet.folder import places
 from watchbill.fleet.folder.board import Board
-from watchbill.fleet.folder.disk import Disk, move_surely
+from watchbill.fleet.folder.disk import Disk, is_of_the_path, move_surely
+from watchbill.fleet.logs import Part
 from watchbill.fleet.state.approving import Answer, Question, record_of
 from watchbill.fleet.state.ledger import Phase
 
 __all__ = ["Acts"]
 
+_LOG = Part.COORDINATOR.logger
 _Act = Callable[[], object]
 _FOLDERS = {Phase.FAILED: places.FAILED, Phase.MANUAL: places.MANUAL}
 
@@ -31,6 +34,7 @@ class Acts:
         self._wall_ms = wall_ms
         self._planned: list[tuple[str, _Act]] = []  # each with the batch that it is for
         self._folders: set[str] = set()
+        self._told: set[str] = set()
 
     def __bool__(self) -> bool:
         return bool(self._planned)
@@ -50,7 +54,7 @@ class Acts:
 
     def put_away(self, name: str, folder: str, holder: str = "") -> None:
         """Plan to move a slip out of the holder's hands or, without a holder, out of the queue."""
-        self.later(lambda: self._board.put_away(name, folder, holder=holder))
+        self.later(lambda: self._put_away(name, folder, holder))
 
     def recall(self, names: Iterable[str]) -> None:
         """Plan to take slips off the board, wherever they are. An agent whose slip is gone ends its worker."""
@@ -60,6 +64,18 @@ class Acts:
     def move(self, source: str, target: str) -> None:
         """Plan to move a file that may have been moved before."""
         self.later(lambda: move_surely(self._disk, source, target))
+
+    def shelve(self, source: str, target: str) -> None:
+        """Plan to move a slip that rests from one folder for people to another."""
+        self.later(lambda: self._shelve(source, target))
+
+    def _shelve(self, source: str, target: str) -> None:
+        try:
+            move_surely(self._disk, source, target)
+        except OSError as error:
+            if not is_of_the_path(error):
+                raise
+            self._tell(target.rpartition("/")[0], error)
 
     def remove(self, path: str) -> None:
         """Plan to remove a file."""
@@ -79,7 +95,12 @@ class Acts:
         today = datetime.fromtimestamp(self._wall_ms() / 1000, UTC).date().isoformat()
         folder = places.complete_folder(today)
         if folder not in self._folders:
-            self._disk.make_folder(folder)
+            try:
+                self._disk.make_folder(folder)
+            except OSError as error:
+                if not is_of_the_path(error):
+                    raise
+                self._tell(folder, error)
             self._folders.add(folder)
         return folder
 
@@ -87,4 +108,27 @@ class Acts:
         holdings = self._board.look_around()
         for name in names:
             for agent in holdings.holders_of(name):
-                self._board.put_away(name, places.EXPIRED, holder=agent)
+                self._put_away(name, places.EXPIRED, agent)
+
+    def _put_away(self, name: str, folder: str, holder: str) -> None:
+        """One that cannot be moved, because of what lies there or who may write there, is removed. Where an agent's
+        folder does not allow that it stays: its token is over all the same."""
+        try:
+            self._board.put_away(name, folder, holder=holder)
+        except OSError as error:
+            if not is_of_the_path(error):
+                raise
+            self._tell(f"{holder or places.QUEUE} {folder}", error)
+            try:
+                self._board.discard(name, holder=holder)
+            except OSError as again:
+                if not holder or not is_of_the_path(again):
+                    raise
+
+    def _tell(self, about: str, error: OSError) -> None:
+        """Say once that slips of an agent, or those for a folder, cannot be put away."""
+        if about not in self._told:
+            self._told.add(about)
+            paths = " -> ".join(str(path) for path in (error.filename, error.filename2) if path)
+            _LOG.error("action=keep why=%s: %s; let the user of the coordinator, %d, write there, and move away what "
+                       "does not belong there", paths, error.strerror, os.geteuid())  # fmt: skip

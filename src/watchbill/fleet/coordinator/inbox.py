@@ -248,7 +248,7 @@ class Inbox:
             self._active.decide(ledger.batch, entry, now_ms)
         for task, last in lasts:
             target = self._acts.folder_of(ledger.phase(task)) if task in ledger else places.EXPIRED
-            self._acts.move(f"{places.MANUAL}/{last}", f"{target}/{last}")
+            self._acts.shelve(f"{places.MANUAL}/{last}", f"{target}/{last}")
         for question in asked:
             self._acts.keep_answer(question, given)
         if ledger.outcome is None:

@@ -117,6 +117,7 @@ class Coordinator:
         self._ladder = Ladder(stuck_after_ms)
         self._heating = Heating()
         self._stranded = Stranded()
+        self._has_no_signals = False  # this user may not read them
         self._hidden: set[str] = set()  # agents whose folder of slips cannot be read
         self._unread: frozenset[str] = frozenset()  # result logs that cannot be read
         self._strays: frozenset[str] = frozenset()  # files among the signals that no agent obeys
@@ -474,7 +475,14 @@ class Coordinator:
 
     def _tell_of_strays(self) -> None:
         """Say once which files among the signals no agent obeys."""
-        found = dict(strays(self._disk, self._living.keys()))
+        try:
+            found = dict(strays(self._disk, self._living.keys()))
+        except PermissionError as error:  # agents say what becomes of signals
+            if not self._has_no_signals:
+                _LOG.error("action=signal file=%s why=%s", places.SIGNALS, error.strerror)
+            self._has_no_signals = True
+            return
+        self._has_no_signals = False
         for name in found.keys() - self._strays:
             _LOG.warning("action=signal file=%s why=%s", quoted(name), found[name].value)
         self._strays = frozenset(found)
@@ -557,7 +565,7 @@ class Coordinator:
     def _hold(self, ledger: Ledger, hold: Hold, now_ms: int) -> None:
         last = ledger.state(hold.task).last
         self._active.decide(ledger.batch, hold, now_ms)
-        self._acts.move(f"{places.EXPIRED}/{last}", f"{places.MANUAL}/{last}")
+        self._acts.shelve(f"{places.EXPIRED}/{last}", f"{places.MANUAL}/{last}")
 
     # ------------------------------------------------------------ ends
 

@@ -55,6 +55,11 @@ class Board:
         source = places.processing_folder(holder) if holder else places.QUEUE
         return move_surely(self._disk, f"{source}/{name}", f"{folder}/{name}")
 
+    def discard(self, name: str, *, holder: str = "") -> None:
+        """Remove a slip that cannot be put away."""
+        source = places.processing_folder(holder) if holder else places.QUEUE
+        self._disk.remove(f"{source}/{name}")
+
     def look_around(self) -> Holdings:
         """Where the slips are. The queue is read before and after: a slip that is claimed or given back meanwhile is
         seen at least once."""
