@@ -1,5 +1,6 @@
 """Bounds and forecasts where several models, or several tries, stand before a request."""
 
+import math
 import random
 from collections import Counter
 from collections.abc import Callable
@@ -10,6 +11,7 @@ import pytest
 
 from watchbill.catalog import PLANS_LANE, Lane, Model, PolicyRules, WorkClass
 from watchbill.core import messages as m
+from watchbill.core.candidate import HeldTurn
 from watchbill.core.running import BOUNDARY_MS, FIRST_WORD_MS
 from watchbill.core.stages import Stage
 from watchbill.runtime.views import request_view
@@ -801,6 +803,7 @@ def test_a_request_that_went_back_to_its_line_is_told_no_bound_that_it_did_not_r
     world.run(200_000)
     (told,) = refused
     assert "together" not in told.message and "since it went back to its line" in told.message
+    assert "could not start this again" in told.message, "the seconds are not those of the bound"
 
 
 @pytest.mark.parametrize(("came_at", "patience_ms"), [(6_000, 12_000), (7_000, 10_000)])
@@ -1021,3 +1024,54 @@ def test_background_work_that_people_overtake_is_promised_what_it_waits(
     late_by = sorted(waited - told for waited, told in waits[4:])
     assert len(late_by) >= 6 and abs(late_by[len(late_by) // 2]) <= 2_000
     assert not world.judge.broken
+
+
+@pytest.mark.parametrize("bound_ms", [8_000, 12_000])
+def test_who_asks_again_when_told_to_is_served(world_of: WorldOf, model: ModelOf, bound_ms: int) -> None:
+    """RES-11, LANE-04: the turn of a refused request brought its model into memory, which left again at once because
+    nobody waited for it. Its caller came back when it was told to, and was refused for minutes without end."""
+    lanes = {
+        "chat": lane("chat", WorkClass.INTERACTIVE, 120_000),
+        "hasty": lane("hasty", WorkClass.INTERACTIVE, bound_ms),
+    }
+    world = world_of(model("A"), model("B"), model("C"), lanes=lanes, known_service_ms=1_000)
+    keep_asking(world, "B", 1_000, 3)
+    keep_asking(world, "C", 1_000, 1)
+    served: list[float] = []
+
+    def ask(began: float) -> None:
+        world.arrive("A", 1_000, lane="hasty", then=lambda caller: told(caller, began))
+
+    def told(caller: Caller, began: float) -> None:
+        if caller.outcome == "answered":
+            served.append(world.now - began)
+            world.at(world.now + 30_000, lambda: ask(world.now))
+        else:
+            again_ms = 1_000 * math.ceil(caller.retry_after_ms / 1_000)  # whole seconds, as in Retry-After
+            world.at(world.now + again_ms, lambda: ask(began))
+
+    world.at(12_000, lambda: ask(world.now))
+    world.run(300_000)
+    assert len(served) >= 5 and max(served) <= 3 * bound_ms, served
+    assert world.tally.loads_by_model["A"] <= 2 * len(served)
+    assert not world.judge.broken
+
+
+@pytest.mark.parametrize(("of", "waits"), [(WorkClass.INTERACTIVE, True), (WorkClass.BACKGROUND, False)])
+def test_a_model_stays_for_who_was_told_to_come_back_and_for_a_quantum_at_most(
+    world_of: WorldOf, model: ModelOf, of: WorkClass, waits: bool
+) -> None:
+    """RES-11: nobody may come, so it is kept from equals for a quantum. A person waits for nobody of a lower class."""
+    world = world_of(model("A"), model("B"))
+    world.arrive("B", 500, lane="chat")
+    world.run(10_000)
+    kept = world.core.state.models["A"]
+    world.core.state.hold_turn(kept, HeldTurn(20_000, of, back_at=60_000))
+    world.at(10_000, lambda: world.feed(m.Tick()))
+    while kept.stage is not Stage.READY:
+        world.run(world.now + 50)
+    person = world.arrive("B", 500, lane="chat")
+    world.run(60_000)
+    assert person.started_at is not None
+    left_ms = person.started_at - 3_000 - kept.ready_at  # the load of B is the rest
+    assert (left_ms >= kept.quantum_ms - 100) is waits and left_ms <= kept.quantum_ms + 500

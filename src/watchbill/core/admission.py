@@ -12,6 +12,7 @@ sibling stepped down, again and again, until the set fits beside what never leav
 for one rung of that ladder may be served by the next.
 """
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from enum import Enum
 
@@ -326,11 +327,15 @@ class Admission:
                 member.note_person(now)
 
     def _refuse_late(self, request: Request, model: Candidate, forecast: float, now: int) -> None:
-        explicit = request.work_class is not WorkClass.ROTATION
-        if explicit and model.stage in AWAY and model.held_turn is None:
-            self._state.hold_turn(model, HeldTurn(now + request.max_wait_ms, request.work_class))
-            self._state.wakes.append(model.held_turn_ends)
         retry = min(max(forecast, RETRY_AFTER_MIN_MS), RETRY_AFTER_MAX_MS)
+        explicit = request.work_class is not WorkClass.ROTATION
+        if explicit and model.stage in AWAY:
+            back_at = now + 1_000 * math.ceil(retry / 1_000)  # callers are told whole seconds
+            held = model.held_turn
+            due = max(now + request.max_wait_ms, back_at) if held is None else held.due
+            work_class = request.work_class if held is None else held.work_class
+            self._state.hold_turn(model, HeldTurn(due, work_class, back_at))
+            self._state.wakes.append(model.held_turn_ends)
         text = (
             f"model {model.name} cannot start this within {request.max_wait_ms / 1000:g} s, {self._bound(request)}: "
             f"the forecast is {forecast / 1000:.1f} s{self._rest_text(request, now)}"
@@ -507,7 +512,7 @@ class Admission:
 
     def _expire_one(self, model: Candidate, request_id: str, due: int, now: int) -> None:
         request = self._state.withdraw(model, request_id)
-        bound = self._bound(request, due)
+        bound, is_again = self._bound(request, due), due < request.bound_at  # of its wait since its last turn
         explicit = request.work_class is not WorkClass.ROTATION
         if explicit and model.stage in AWAY and self.policy.refuses_late:
             due = due if model.held_turn is None else min(due, model.held_turn.due)
@@ -515,6 +520,8 @@ class Admission:
         waited = now - request.arrived_at
         why = f" ({model.failure})" if model.failure else ""
         text = f"{model.name} could not start this within {waited / 1000:.1f} s, {bound}"
+        if is_again:
+            text = f"{model.name} could not start this again, {waited / 1000:.1f} s after it came: {bound} is over"
         code = (
             Refusal.MAINTENANCE if self._state.ledger.in_maintenance(model.needs) else Refusal.WAIT_EXCEEDED
         )

@@ -39,10 +39,15 @@ class HeldTurn:
 
     It has no weight, but its model will be loaded. Without it a model whose callers all give up would fall behind the
     others each time, and two of three models would take turns without end.
+
+    Its caller was told when to ask again, and finds the model in memory then: it is in memory by that time, and stays
+    for it. Before, a model that nobody waited for left as soon as it was loaded, and who did as he was told was refused
+    again and again.
     """
 
     due: int
     work_class: WorkClass
+    back_at: int = NEVER  # when its caller was told to ask again
 
 
 class CandidateState(ABC):

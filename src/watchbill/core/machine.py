@@ -300,6 +300,7 @@ class Machine:
                 model.ready_at + model.quantum_ms,
                 model.last_used + model.linger_ms,
                 model.last_used + PAUSE_MS,
+                model.kept_until,
             ]
             self.state.rest(model)
             return

@@ -7,7 +7,7 @@ change them.
 import math
 
 from watchbill.catalog import Model, PolicyRules, WorkClass
-from watchbill.core.candidate import LOAD_GUESS_FLOOR_MS, NEVER, CandidateState
+from watchbill.core.candidate import LOAD_GUESS_FLOOR_MS, NEVER, CandidateState, HeldTurn
 from watchbill.core.estimate import OFF_FACTOR, Context, MeanEstimate, MedianEstimate
 from watchbill.core.messages import LULL_MS, Cause, Ended, Footprint, Knowledge, Mishap, Parting
 from watchbill.core.reasons import Reason
@@ -47,6 +47,8 @@ LOAD_LIMIT_MS_MIN = 10_000
 LOAD_LIMIT_UNMEASURED_MS = 300_000
 #: The pause of a caller that sends its next request right after an answer.
 PAUSE_MS = 20
+#: So much later than it was told may a caller come back, and find its model in memory.
+RETURN_GRACE_MS = 1_000
 #: A model whose answers take this share of its time, pauses included, hardly ever runs dry.
 BUSY_SHARE = 0.9
 #: A model that ran dry between two requests is not kept busy for this long.
@@ -86,6 +88,8 @@ class ModelState(CandidateState):
     stall_reset_at = NEVER  # when it was last reset for answers that stopped in the middle
     given_up_ms = 0.0  # the longest load since the last good one that was given up because it took so long
     doubted_until = NEVER  # of a suspect model: when the watchdog's question is over at the latest
+    kept_until: float = NEVER  # for the caller of a held turn, of this class
+    kept_class = WorkClass.ROTATION
 
     def __init__(self, spec: Model, rules: PolicyRules, known: Knowledge) -> None:
         super().__init__(spec.name, spec, rules)
@@ -642,6 +646,16 @@ class ModelState(CandidateState):
     def _comes_again(self, within_ms: float, count: float, now: int) -> bool:
         """Whether so many requests are likely to come within this time."""
         return self.rate.seen(now) * within_ms >= count * self.rules.weights[self.worth_class(now)] > 0
+
+    def keep_for(self, held_turn: HeldTurn, now: int) -> None:
+        """Keeps its place for a caller that was told to ask again soon, for a quantum at most: nobody may come."""
+        back_at = min(held_turn.back_at + RETURN_GRACE_MS, now + self.quantum_ms)
+        self.kept_until, self.kept_class = back_at, held_turn.work_class
+
+    def is_kept_from(self, work_class: WorkClass, now: int) -> bool:
+        """Whether it stays for a caller that is about to come back, and not for work of a lower class than this."""
+        is_unused = self.last_used <= self.ready_at
+        return is_unused and now < self.kept_until and self.kept_class <= work_class
 
     def has_paused(self, now: int) -> bool:
         """Whether it has been idle for longer than the pause of a caller that sends its next request at once."""

@@ -437,7 +437,7 @@ class Rate:
     def _is_done(model: ModelState, work_class: WorkClass, now: int) -> bool:
         """Whether it may leave for work of this class: leased work has no quantum against an interactive request."""
         leased = model.top_class() is WorkClass.LEASED and work_class is WorkClass.INTERACTIVE
-        return leased or model.has_had_turn(now)
+        return leased or (model.has_had_turn(now) and not model.is_kept_from(work_class, now))
 
     # -- the rest
 
@@ -538,8 +538,14 @@ class Rate:
 
     def _may_yield(self, state: State, target: Candidate, now: int) -> list[ModelState]:
         """The idle models: a quantum protects work, not idle time. Rotation takes only models that have lingered."""
+        work_class = target.turn_class()
         rotation = target.top_class() is WorkClass.ROTATION
-        return [s for s in movable(state, target) if (s.has_lingered(now) if rotation else s.has_paused(now))]
+        return [
+            s
+            for s in movable(state, target)
+            if (s.has_lingered(now) if rotation else s.has_paused(now))
+            and not s.is_kept_from(work_class, now)
+        ]
 
     @staticmethod
     def _may_drop(model: ModelState, target: Candidate, now: int) -> bool:

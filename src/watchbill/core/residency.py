@@ -157,8 +157,9 @@ class Residency:
             model.keep_alive(None)
         elif stage is Stage.PLANNED:
             model.clear_since = None
-        elif stage is Stage.READY:
-            model.held_turn = None  # its caller finds the model in memory when it comes back
+        elif stage is Stage.READY and model.held_turn is not None:
+            model.keep_for(model.held_turn, now)  # its caller finds the model in memory when it comes back
+            model.held_turn = None
         self._state.remeasured()
 
     # ------------------------------------------------------------------ plans
