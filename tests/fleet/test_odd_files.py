@@ -48,9 +48,9 @@ def put_back(away: Path, path: Path) -> None:
     away.rename(path)
 
 
-def start_slow_batch(fleet: FleetFolder) -> str:
-    """Submit it, and wait until its first task runs."""
-    fleet.write_plan("slow", SLOW)
+def start_slow_batch(fleet: FleetFolder, seconds: int = 2) -> str:
+    """Submit it, and wait until its first task runs, which takes so long."""
+    fleet.write_plan("slow", SLOW.replace("sleep 2", f"sleep {seconds}"))
     fleet.write_plan("p", TASK)
     batch = fleet.submit("slow")
     wait_until((fleet.root / "plans" / "slow" / "history" / "began").exists)
@@ -70,7 +70,7 @@ def test_a_journal_that_is_no_file_harms_its_batch_alone_and_goes_on_when_it_is_
     failed for all batches. Its running task was ended and ran again."""
     coordinator = fleet.start_coordinator()
     fleet.start_agent("cpu-1")
-    slow = start_slow_batch(fleet)
+    slow = start_slow_batch(fleet, 12)  # an agent looks every 5 s whether its slips were taken back
     journal = fleet.batch("slow", slow) / "journal.1.jsonl"
     coordinator.kill()
     coordinator.wait()
