@@ -14,7 +14,7 @@ from typing import Protocol
 from watchbill.catalog import Catalog, WorkClass
 from watchbill.core.line import HEAD_START_MS
 from watchbill.core.machine import Machine
-from watchbill.core.stages import Stage
+from watchbill.core.stages import LEAVING, Stage
 from watchbill.simulate.callers import Caller, CallerState
 from watchbill.simulate.engine import Power, SimEngine
 
@@ -162,7 +162,8 @@ class LimitedLanes:
     def _finds_no_slot(self, caller: Caller) -> bool:
         model = self._world.core.state.models[caller.served_by]
         has_slot = model.has_slot_for(caller.request.work_class, int(self._world.now))
-        return model.stage is Stage.READY and (not has_slot or bool(self._slot_kept_for(caller)))
+        # One that leaves in this step was there when the step decided what starts.
+        return model.stage in (Stage.READY, *LEAVING) and (not has_slot or bool(self._slot_kept_for(caller)))
 
     def _is_hurried(self, later: Caller, other: Caller) -> bool:
         """Whether a request is within one service time of its due, and the one before it is not."""
