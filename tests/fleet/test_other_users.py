@@ -13,6 +13,7 @@ import pytest
 
 from support.eventually import wait_until
 from support.fleet_folder import FleetFolder, shared_folder
+from support.nats_server import TOKEN, broker
 from watchbill.fleet.folder import places
 
 GROUP = 4_321
@@ -322,3 +323,40 @@ def test_signals_that_only_another_user_may_read_stop_nobody(fleet: FleetFolder)
     (signals / "cpu-1.hold").touch()
     wait_until(lambda: "told to claim nothing" in fleet.log.read_text())
     assert "the shared folder fail" not in fleet.log.read_text()
+
+
+def test_a_batch_that_is_private_for_a_while_goes_on_behind_the_door(fleet: FleetFolder) -> None:
+    """FLEET-01, FLEET-09: where the door's user may not read a batch, its tasks fail and are tried again after their
+    waits. They counted as lost, which is tried again at once: after five losses each, within three seconds, all of them
+    waited for a person, also when the folder was shared again."""
+    fleet.write_plan(
+        "p",
+        "### first\n- **command**: `until test -e {ROOT}/go; do read -rt 0.05 <> <(:) || true; done`\n"
+        "- **executor**: brain\n### second\n- **command**: `echo x > {BATCH_PATH}/made`\n- **depends_on**: first\n",
+    )
+    with broker(fleet.home / "broker") as server:
+        config = fleet.home / "nats.toml"
+        config.write_text(f'[nats]\nservers = ["{server.url}"]\ntoken = "{TOKEN}"\n')
+        start_as(fleet, "coordinator", user=0)
+        wait_until((fleet.root / places.RESULTS).is_dir)
+        for words in (("door", "--root", str(fleet.root)), ("agent", "cpu-1")):
+            how = as_user(fleet)
+            how["env"] |= {"WATCHBILL_CONFIG": str(config)}
+            argv = [sys.executable, "-m", "watchbill", *words, "--nats", "config"]
+            with fleet.log.open("ab") as log:
+                process = cast(
+                    "subprocess.Popen[bytes]", subprocess.Popen(argv, stdout=log, stderr=log, **how)
+                )
+            fleet.started.append(process)
+        batch = fleet.submit("p")
+        folder = fleet.batch("p", batch)
+        wait_until(lambda: fleet.entries("p", batch, "issue"))
+        mode = folder.stat().st_mode
+        folder.chmod(0o700)
+        (fleet.root / "go").touch()
+        wait_until(lambda: fleet.entries("p", batch, "fail") or fleet.entries("p", batch, "lost"))
+        folder.chmod(mode)
+        assert fleet.wait(batch) == 0
+        assert not fleet.entries("p", batch, "lost")
+        why = "\n".join(path.read_text() for path in (fleet.root / places.RESULTS).glob("cpu-1.*.jsonl"))
+        assert "Permission denied behind the door" in why and batch in why

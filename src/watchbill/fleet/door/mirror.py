@@ -403,7 +403,7 @@ class Mirror:
             self._sending[name] = self._changed(scope)
         going = self._sending[name]
         while going.gone:
-            self._session.call(Op.DISCARD, slip=name, path=going.gone[0])
+            self._discard(name, going, going.gone[0])
             self._known.pop(going.gone.pop(0), None)
         while going.wanted:
             self._send_next(name, going, durable=durable)
@@ -411,6 +411,14 @@ class Mirror:
                 return None
         self.forget(name)
         return going.notes
+
+    def _discard(self, name: str, going: _Sending, path: str) -> None:
+        try:
+            self._session.call(Op.DISCARD, slip=name, path=path)
+        except OSError as error:
+            if error.errno not in _NEVER:
+                raise
+            going.notes.append(f"{path} could not be removed: {error.strerror}")
 
     def show(self, name: str, path: str) -> None:
         """Send one small file of a task that still runs. Raises OSError."""

@@ -63,8 +63,9 @@ class Visitor:
         self._acts: Mapping[Op, _Act] = {
             Op.HELLO: self._hello, Op.NAMES: self._names, Op.READ: self._read, Op.PUT: self._put, Op.MOVE: self._move,
             Op.REMOVE: self._remove, Op.MAKE_FOLDER: self._make_folder, Op.CREATE_LOG: self._create_log,
-            Op.APPEND_LOG: self._append_log, Op.CLOSE_LOG: self._close_log, Op.TREE: carrier.tree,
-            Op.FETCH: carrier.fetch, Op.STORE: carrier.store, Op.APPEND: carrier.append, Op.DISCARD: carrier.discard,
+            Op.APPEND_LOG: self._append_log, Op.CLOSE_LOG: self._close_log, Op.TREE: _carried(carrier.tree),
+            Op.FETCH: _carried(carrier.fetch), Op.STORE: _carried(carrier.store),
+            Op.APPEND: _carried(carrier.append), Op.DISCARD: _carried(carrier.discard),
         }  # fmt: skip
 
     def answer(self, request: Message) -> bytes | None:
@@ -164,17 +165,19 @@ class Visitor:
         return pack({})
 
     def _held_slip(self, name: str) -> Slip:
-        """A slip that the agent holds now. Raises PermissionError for any other."""
+        """A slip that the agent holds now. Raises _NotHeld for any other."""
         path = f"{self._held}/{name}"
+        self._permits.may_read(path)
         try:
-            self._permits.may_read(path)
             os.stat(self._root / path, follow_symlinks=False)
             if name not in self._slips:
                 self._slips[name] = Slip.decode(self._disk.read(path, limits.SLIP_BYTES_MAX))
                 while len(self._slips) > limits.DOOR_SLIPS_MAX:
                     self._slips.popitem(last=False)
         except (FileNotFoundError, NotAFile, ValueError):
-            raise PermissionError(errno.EACCES, "the task is not in this agent's hands", name) from None
+            raise _NotHeld(errno.EACCES, "the task is not in this agent's hands", name) from None
+        except PermissionError as error:  # private for a while: whether the task was revoked is not known
+            raise OSError(errno.EIO, f"{error.strerror} behind the door", path) from None
         return self._slips[name]
 
     # ------------------------------------------------------------ result logs
@@ -205,3 +208,23 @@ class Visitor:
         if log is not None:
             log.close()
         return pack({})
+
+
+class _NotHeld(PermissionError):
+    """A task is not in the agent's hands: it was revoked. What an agent hears is EACCES."""
+
+
+def _carried(act: _Act) -> _Act:
+    """An act on files of a task. What the door's own user may not touch is told apart from a task that was revoked:
+    its result would not be read, so it would be run again at once, and again."""
+
+    def acted(asked: Fields, body: bytes) -> bytes:
+        try:
+            return act(asked, body)
+        except _NotHeld:
+            raise
+        except PermissionError as error:
+            where = f" at {error.filename!r}" if error.filename else ""
+            raise PermissionError(errno.EPERM, f"{error.strerror} behind the door{where}") from None
+
+    return acted
