@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from support.eventually import wait_until
+from support.eventually import PATIENCE_S, wait_until
 from support.fleet_folder import FleetFolder
 from watchbill.fleet.folder import places
 
@@ -266,3 +266,24 @@ def test_a_slip_that_cannot_be_put_away_stops_nothing(fleet: FleetFolder) -> Non
     assert told.count("action=keep") == 1
     assert "/tasks/complete/" in told and "the shared folder failed" not in told
     assert not list((fleet.root / places.processing_folder("cpu-1")).iterdir())
+
+
+def test_a_coordinator_that_starts_without_the_marker_makes_no_other_fleet(fleet: FleetFolder) -> None:
+    """FLEET-01, FLEET-09: it made a new `fleet.json`, so each batch was one of another fleet, and stood until somebody
+    put the file back and started the coordinator once more."""
+    coordinator = fleet.start_coordinator()
+    fleet.start_agent("cpu-1")
+    batch = start_slow_batch(fleet)
+    coordinator.kill()
+    coordinator.wait(PATIENCE_S)
+    marker, away = fleet.root / places.MARKER, fleet.home / "away.json"
+    marker.rename(away)
+    assert fleet.start_coordinator().wait(PATIENCE_S) != 0
+    assert f"{fleet.root} has no fleet.json any more" in fleet.log.read_text()
+    refused = fleet.plan("submit", "p")
+    assert refused.returncode != 0 and "put fleet.json back" in refused.stderr
+    assert not marker.exists()
+    away.rename(marker)
+    fleet.start_coordinator()
+    assert fleet.wait(batch) == 0
+    assert not [line for line in fleet.log.read_text().splitlines() if "is left alone" in line]

@@ -134,8 +134,24 @@ def make_fleet(root: Path) -> None:
             f"{root} is no shared folder of a fleet: it has neither {MARKER} nor plans/",
             hint=f"mount it, or make one: mkdir -p {shlex.quote(str(root / 'plans'))}",
         )
+    if not (root / MARKER).exists() and _has_epochs(root):
+        # Under a new id every batch that is here would be one of another fleet.
+        raise OursError(
+            f"{root} has no {MARKER} any more, and coordinators have run there",
+            hint=f"put {MARKER} back; if it is lost, write "
+            f'{{"format": {FORMAT}, "id": "ID"}} into it, where ID is "fleet" in the first line of the newest journal '
+            "(plans/PLAN/history/BATCH/journal.*.jsonl)",
+        )
     make_root(root)
     check_root(root)
+
+
+def _has_epochs(root: Path) -> bool:
+    """Whether a coordinator has ever run here: none does before there is a marker."""
+    try:
+        return bool(os.listdir(root / EPOCHS))
+    except (FileNotFoundError, NotADirectoryError):
+        return False
 
 
 def check_root(root: Path) -> str:
