@@ -380,6 +380,34 @@ async def test_a_lender_that_hangs_up_before_a_byte_is_asked_again(tmp_path: Pat
 GRANTED = {"id": "l", "lasts_ms": 60_000, "renew_ms": 20_000, "continues": True}
 
 
+async def test_a_lender_that_is_started_anew_again_and_again_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """RES-23: a lender that was killed six times before the first word made a 502 of a request that may wait for it:
+    each time it had a new lease, and what broke was no connection that breaks each time."""
+    monkeypatch.setattr(relay, "UNHEARD_PAUSE_MS", 20)
+    lease, is_known, broken = 0, False, 0
+
+    async def talk(asked: Asked, writer: asyncio.StreamWriter) -> None:
+        nonlocal lease, is_known, broken
+        if asked.path.endswith("/completions"):
+            if broken < 9:
+                broken, is_known = broken + 1, False
+                writer.transport.abort()
+                raise ConnectionResetError
+            return await stream_of(sse(*chat_events("One two three")))(asked, writer)
+        if asked.path.endswith("/leases"):
+            lease, is_known = lease + 1, True
+        if not is_known:
+            return await whole(409, {"error": {"code": "no_lease", "message": "no such lease"}}, writer)
+        return await whole(200, GRANTED | {"id": f"l{lease}"}, writer)
+
+    async with peer_listening(talk) as rig, machine(tmp_path / "home", home_config(rig.port)) as (home, _):
+        answer = await within(40, home.ask("/v1/chat/completions", BODY | {"model": "big"}))
+        assert answer.status == 200, answer.body
+        assert (broken, lease) == (9, 10)
+
+
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(
     "bytes_max", [340, 700]

@@ -136,7 +136,9 @@ class Relay(AbstractContextManager["Relay", None]):
     _start: Start | None = None
     _failed_attempt: int | None = None
     _ends_there: bool = False  # the other machine shuts down: it has failed no request, and is gone soon
-    _unheard: int = 0  # times in a row that another machine hung up without a byte, or a peer without a word
+    _breaks: int = 0  # times in a row that another machine hung up without a byte, or a peer without a word
+    _unheard: int = 0  # the same, without what was before its last lease or start
+    _unheard_in: int | None = None  # the attempt that is
     _was_unknown: bool = False  # a peer that had given a lease did not know the key
     _charge: Charge | None = None  # of this turn, where it costs money
     _held: WholeEvents | None = None  # of an external tier's stream, until its first event is whole
@@ -621,8 +623,8 @@ class Relay(AbstractContextManager["Relay", None]):
     async def _pause(self) -> None:
         """The engine failed us a moment ago and the scheduler does not know yet: its news come first."""
         await self.ticket.verified()
-        if self._unheard > 1:
-            await asyncio.sleep(UNHEARD_PAUSE_MS * 2 ** (self._unheard - 2) / 1000)
+        if self._breaks > 1:
+            await asyncio.sleep(UNHEARD_PAUSE_MS * 2 ** (min(self._breaks, UNHEARD_TIMES_MAX) - 2) / 1000)
         if self._ends_there:
             await asyncio.sleep(CLOSING_PAUSE_MS / 1000)
         self._failed_attempt = _ANY_ATTEMPT
@@ -775,13 +777,20 @@ class Relay(AbstractContextManager["Relay", None]):
 
     def _count_break(self, error: EngineFailed) -> None:
         """Counts how often in a row another machine hung up without a byte, or the connection to a peer broke without a
-        further word."""
+        further word. One that gave a new lease since, as after a new start, was there: the request waits for it as long
+        as it may."""
         is_break = (
             isinstance(error, UpstreamFailed)
             and error.kind in (FailureKind.CLOSED, FailureKind.TRUNCATED)
             and (self._is_at_peer or (error.kind is FailureKind.CLOSED and not error.received))
         )
-        self._unheard = self._unheard + 1 if is_break and not self._advances() else 0
+        if not is_break or self._advances():
+            self._breaks = self._unheard = 0
+            return
+        attempt = None if self._start is None else self._start.attempt
+        self._breaks += 1
+        self._unheard = self._unheard + 1 if attempt == self._unheard_in else 1
+        self._unheard_in = attempt
 
     def _leaves_peer(self) -> bool:
         """Whether a request goes to another site: the connection to its peer is dead, or breaks each time."""
