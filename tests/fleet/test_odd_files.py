@@ -287,3 +287,27 @@ def test_a_coordinator_that_starts_without_the_marker_makes_no_other_fleet(fleet
     fleet.start_coordinator()
     assert fleet.wait(batch) == 0
     assert not [line for line in fleet.log.read_text().splitlines() if "is left alone" in line]
+
+
+@pytest.mark.parametrize("odd", ["gpus/cpu_1/heartbeat.json", "tasks/results"])
+def test_an_agent_that_starts_beside_an_odd_file_waits_until_it_is_gone(fleet: FleetFolder, odd: str) -> None:
+    """FLEET-12: an agent that ran waited for it, and one that was started ended with exit code 1."""
+    fleet.start_coordinator()
+    wait_until((fleet.root / places.RESULTS).exists)
+    path = fleet.root / odd
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if odd.endswith(".json"):
+        path.mkdir()
+    else:
+        path.rmdir()
+        path.write_text("mine")
+    agent = fleet.start("-m", "watchbill", "agent", "cpu-1", "--root", str(fleet.root))
+    wait_until(lambda: f"{path}" in fleet.log.read_text())
+    assert "it starts when that is mended" in fleet.log.read_text()
+    assert agent.poll() is None
+    if path.is_dir():
+        path.rmdir()
+    else:
+        path.unlink()
+    fleet.write_plan("p", TASK)
+    assert fleet.wait(fleet.submit("p")) == 0, fleet.log.read_text()

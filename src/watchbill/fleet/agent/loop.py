@@ -20,7 +20,9 @@ from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TypeVar
 
+from watchbill.files.disk import DISK_FULL
 from watchbill.files.host import boot_id, host_name, start_time
 from watchbill.fleet import limits
 from watchbill.fleet.agent.board_client import BoardClient, Look
@@ -51,6 +53,8 @@ from watchbill.processes.sandbox import can_bubblewrap, can_landlock
 from watchbill.quoting import quoted
 
 __all__ = ["Agent", "AgentOptions"]
+
+_T = TypeVar("_T")
 
 _LOG, _WORKER = Part.AGENT.logger, Part.WORKER.logger
 #: What a cpu task counts for in the figures of a heartbeat (FLEET-02).
@@ -138,16 +142,17 @@ class Agent:
     async def run(self) -> None:
         """Serves until it is told to leave. Raises OursError when it must not start, OSError when it cannot."""
         options = self._options
-        self._board = board = await self._files.do(
-            lambda: BoardClient(options.root, options.name, options.shared)
+        self._board = board = await self._once_possible(
+            lambda: self._files.do(lambda: BoardClient(options.root, options.name, options.shared))
         )
         rivals = Rivals(options.name, options.told_root, options.folder, self._files, board.former)
-        await rivals.refuse_namesake(self._goes_on)
-        rivals.refuse_taken_card(self._memory.state.devices, await self._files.do(board.others))
+        await self._once_possible(lambda: rivals.refuse_namesake(self._goes_on))
+        others = await self._once_possible(lambda: self._files.do(board.others))
+        rivals.refuse_taken_card(self._memory.state.devices, others)
         self._sandboxes = await asyncio.to_thread(_sandboxes)
         self._crew.open()
         try:
-            lost = await self._files.do(lambda: board.join(options.cpu_slots))
+            lost = await self._once_possible(lambda: self._files.do(lambda: board.join(options.cpu_slots)))
             for name in lost:
                 _LOG.info("reported as lost, from the life before: %s", name)
             await self._files.do(rivals.note_boot)
@@ -157,6 +162,23 @@ class Agent:
             await self._model_work.close()
             await self._crew.close()
             self._stop_listening()
+
+    async def _once_possible(self, act: Callable[[], Awaitable[_T]]) -> _T:
+        """Does something in the shared folder at the start. What is odd or private there is waited for, as later on.
+        Raises OSError where it is told to leave meanwhile, and for a full disk."""
+        has_told = False
+        while True:
+            try:
+                return await act()
+            except OSError as error:
+                if error.errno in DISK_FULL:
+                    raise
+                if not has_told:
+                    path = os.path.join(self._options.told_root, error.filename or "")
+                    _LOG.error("%s: %s; it starts when that is mended", path, error.strerror or error)
+                has_told = True
+                if not await self._goes_on():
+                    raise
 
     def leave(self, within_ms: int | None = None) -> None:
         """Claim nothing more and leave when the running tasks have ended, or when this time is over."""
@@ -179,7 +201,7 @@ class Agent:
             self._stop(job)
 
     async def _serve(self, board: BoardClient) -> None:
-        await self._beat(board)
+        await self._once_possible(lambda: self._beat(board))
         _LOG.info("%s is ready: %s cpu slots", self._options.name, self._options.cpu_slots)
         self._hold.tell_at_start()
         async with asyncio.TaskGroup() as cycles:
