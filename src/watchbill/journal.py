@@ -250,7 +250,7 @@ class _File:
     def _open(self) -> int:
         self._path.parent.mkdir(parents=True, exist_ok=True)
         self._fd = fd = os.open(self._path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        self._size = mend_end(fd, os.fstat(fd).st_size, self._begins)
+        self._size = mend_end(fd, self._begins)
         if not self._size and self._head:
             self._append(self._head)
         return fd

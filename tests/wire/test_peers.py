@@ -26,7 +26,7 @@ from watchbill.config import parse
 from watchbill.core import leases, model_state
 from watchbill.engines import limits
 from watchbill.engines.dial import _trust  # pyright: ignore[reportPrivateUsage]
-from watchbill.gateway import relay
+from watchbill.gateway import breaks, relay
 from watchbill.runtime.driver import Driver
 from wire.engine_contract import within
 
@@ -385,7 +385,7 @@ async def test_a_lender_that_is_started_anew_again_and_again_is_waited_for(
 ) -> None:
     """RES-23: a lender that was killed six times before the first word made a 502 of a request that may wait for it:
     each time it had a new lease, and what broke was no connection that breaks each time."""
-    monkeypatch.setattr(relay, "UNHEARD_PAUSE_MS", 20)
+    monkeypatch.setattr(breaks, "UNHEARD_PAUSE_MS", 20)
     lease, is_known, broken = 0, False, 0
 
     async def talk(asked: Asked, writer: asyncio.StreamWriter) -> None:

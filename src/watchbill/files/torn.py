@@ -8,10 +8,11 @@ from watchbill.files.limits import LINES_READ_BYTES
 __all__ = ["mend_end"]
 
 
-def mend_end(fd: int, size: int, begins: bytes) -> int:
+def mend_end(fd: int, begins: bytes) -> int:
     """Cut a last line that has no end, so that every line is whole for whoever reads the file; return the new size.
 
     `begins`: how each of our lines begins. A text of somebody else's without a newline only gets one."""
+    size = os.fstat(fd).st_size
     if not size:
         return 0
     start = max(0, size - LINES_READ_BYTES)

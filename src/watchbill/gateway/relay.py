@@ -13,7 +13,7 @@ grant. An answer that breaks off after its first byte ends with an error event, 
 import asyncio
 from collections.abc import Awaitable, Callable, Generator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from msgspec.structs import replace as struct_replace
@@ -43,6 +43,7 @@ from watchbill.errors import (
     TierClosed,
 )
 from watchbill.gateway.answers import EngineRefused, is_of_the_site, let_go, verdict
+from watchbill.gateway.breaks import Breaks
 from watchbill.gateway.capture import Tap
 from watchbill.gateway.charging import Charge, Charging
 from watchbill.gateway.far_errors import FAR_REFUSALS
@@ -54,8 +55,6 @@ from watchbill.gateway.limits import (
     KEEP_ALIVE_COMMENT_MS,
     PEER_FIRST_SIGN_MS,
     RESUME_WAIT_MS,
-    UNHEARD_PAUSE_MS,
-    UNHEARD_TIMES_MAX,
 )
 from watchbill.gateway.meters import TokenCount
 from watchbill.gateway.request_context import RequestContext
@@ -136,9 +135,7 @@ class Relay(AbstractContextManager["Relay", None]):
     _start: Start | None = None
     _failed_attempt: int | None = None
     _ends_there: bool = False  # the other machine shuts down: it has failed no request, and is gone soon
-    _breaks: int = 0  # times in a row that another machine hung up without a byte, or a peer without a word
-    _unheard: int = 0  # the same, without what was before its last lease or start
-    _unheard_in: int | None = None  # the attempt that is
+    _breaks: Breaks = field(default_factory=Breaks)  # of connections to other machines
     _was_unknown: bool = False  # a peer that had given a lease did not know the key
     _charge: Charge | None = None  # of this turn, where it costs money
     _held: WholeEvents | None = None  # of an external tier's stream, until its first event is whole
@@ -623,8 +620,8 @@ class Relay(AbstractContextManager["Relay", None]):
     async def _pause(self) -> None:
         """The engine failed us a moment ago and the scheduler does not know yet: its news come first."""
         await self.ticket.verified()
-        if self._breaks > 1:
-            await asyncio.sleep(UNHEARD_PAUSE_MS * 2 ** (min(self._breaks, UNHEARD_TIMES_MAX) - 2) / 1000)
+        if self._breaks.pause_ms:
+            await asyncio.sleep(self._breaks.pause_ms / 1000)
         if self._ends_there:
             await asyncio.sleep(CLOSING_PAUSE_MS / 1000)
         self._failed_attempt = _ANY_ATTEMPT
@@ -776,28 +773,15 @@ class Relay(AbstractContextManager["Relay", None]):
         self._return_turn()
 
     def _count_break(self, error: EngineFailed) -> None:
-        """Counts how often in a row another machine hung up without a byte, or the connection to a peer broke without a
-        further word. One that gave a new lease since, as after a new start, was there: the request waits for it as long
-        as it may."""
-        is_break = (
-            isinstance(error, UpstreamFailed)
-            and error.kind in (FailureKind.CLOSED, FailureKind.TRUNCATED)
-            and (self._is_at_peer or (error.kind is FailureKind.CLOSED and not error.received))
-        )
-        if not is_break or self._advances():
-            self._breaks = self._unheard = 0
-            return
         attempt = None if self._start is None else self._start.attempt
-        self._breaks += 1
-        self._unheard = self._unheard + 1 if attempt == self._unheard_in else 1
-        self._unheard_in = attempt
+        self._breaks.see(error, attempt, at_peer=self._is_at_peer, advances=self._advances())
 
     def _leaves_peer(self) -> bool:
         """Whether a request goes to another site: the connection to its peer is dead, or breaks each time."""
         assert self._start is not None
         if not self.ticket.can_leave_site:
             return False
-        self._unheard = 0
+        self._breaks.forget()
         self._return_turn(self._start.site or "", is_fault=True)
         return True
 
@@ -832,7 +816,9 @@ class Relay(AbstractContextManager["Relay", None]):
 
     def _is_away(self, error: UpstreamFailed) -> bool:
         """Whether another machine was not there to be asked: the request waits for it, or for another site."""
-        return self._is_far and (error.kind is FailureKind.CONNECT or 0 < self._unheard < UNHEARD_TIMES_MAX)
+        return self._is_far and (
+            error.kind is FailureKind.CONNECT or (self._breaks.under_lease > 0 and not self._breaks.is_dead)
+        )
 
     def _advances(self) -> bool:
         """Whether the turn is at another machine and brought further words: then it may break off once more."""
@@ -854,10 +840,10 @@ class Relay(AbstractContextManager["Relay", None]):
         how = self.ticket.cut
         if how is not None and how in _CUTS:
             return _CUTS[how]()
-        if self._unheard < UNHEARD_TIMES_MAX or self._start is None:
+        if not self._breaks.is_dead or self._start is None:
             return error
         place = "peer" if self._is_at_peer else "burst tier"
-        text = f"the connection to the {place} {self._start.site} broke {self._unheard} times in a row"
+        text = f"the connection to the {place} {self._start.site} broke {self._breaks.under_lease} times in a row"
         told = f"{text}, without a word of the answer: {error}"
         return UpstreamFailed(error.kind, told, received=error.received)
 

@@ -16,15 +16,15 @@ from dataclasses import dataclass, field
 
 from watchbill.plans import limits
 from watchbill.plans.findings import Findings, shown
-from watchbill.plans.inputs import Input, inputs_of
+from watchbill.plans.inputs import LIST_SIGN, Input, inputs_of
 from watchbill.plans.keys import find_key
 
 __all__ = ["Block", "Document", "Entry", "TaskText", "read_document"]
 
 _FENCE = re.compile(r"`{3,}|~{3,}")
-#: The sign may be a dash that a word processor made of a hyphen; a box to tick is no part of what follows.
-_BULLET = re.compile(r"(\s*)(?:[-*+•‣◦–—]|\d{1,9}[.)])\s+(?:\[[ xX]\]\s+)?(.*)$")
-_BOX = re.compile(r"^\[[ xX]\]\s+")
+#: A box to tick is no part of what follows.
+_BOX = re.compile(r"\[[ xX]\]\s+")
+_BULLET = re.compile(rf"(\s*)(?:{LIST_SIGN})\s+(?:{_BOX.pattern})?(.*)$")
 #: `key: value`, where the key may be bold, in italics or in back-ticks, with the colon inside or outside.
 _FIELD = re.compile(
     r"([*_`]{0,3})([A-Za-z][\w -]{0,39}?)[*_`]{0,3}\s{0,3}:(?!//)[*_`]{0,3}(?:\s+|(?=\S)|$)(.*)$"
@@ -166,7 +166,8 @@ class _Reader:
         name = title
         while (bare := _COMMENT_IN_HEADING.sub("", name)) != name:
             name = bare
-        name = _BOX.sub("", name.strip("*_`: \t"))
+        name = name.strip("*_`: \t")
+        name = name[box.end() :] if (box := _BOX.match(name)) else name
         name = _TASK_PREFIX.sub("", name, count=1).strip("*`: \t")
         task = TaskText(name or title, self._at + 1, self._section == "workflow", title)
         if len(self._document.tasks) < limits.PLAN_TASKS_MAX:

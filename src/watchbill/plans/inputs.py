@@ -10,12 +10,14 @@ from dataclasses import dataclass
 from watchbill.plans import limits
 from watchbill.plans.findings import Findings
 
-__all__ = ["BUILT_INS", "Input", "inputs_of"]
+__all__ = ["BUILT_INS", "LIST_SIGN", "Input", "inputs_of"]
 
 #: Filled in by Watchbill, on the machine that runs the task.
 BUILT_INS = ("BATCH_ID", "BATCH_PATH", "PLAN_PATH", "TASK_PATH", "ROOT")
 
-_ENTRY = re.compile(r"( *)(?:[-*+•‣◦–—]|\d{1,9}[.)]|\|)[ \t]+(.*)$")
+#: How an entry of a list begins. A word processor makes dashes and other signs of hyphens.
+LIST_SIGN = r"[-*+•‣◦–—]|\d{1,9}[.)]"
+_ENTRY = re.compile(rf"( *)(?:{LIST_SIGN}|\|)[ \t]+(.*)$")
 _NAME = re.compile(r"([*_`{]{0,5})([A-Za-z][A-Za-z0-9_]{0,99}?)([*_`}]{0,5})(?=[\s:,(=|–—-]|$)")
 _CAPITALS = re.compile(r"[A-Z][A-Z0-9_]*")
 _AFTER_CAPITALS = re.compile(r"\s*(?:[:(=|–—-]|$)")

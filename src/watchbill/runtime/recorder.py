@@ -11,7 +11,6 @@ the last day (`traffic.py`), where the line of the machine also has the wall clo
 """
 
 import logging
-import os
 import time
 from collections.abc import Mapping
 from io import FileIO
@@ -76,7 +75,7 @@ class Recorder:
         if (
             self._file is not None
         ):  # one that recorded before may have ended in a power cut, or on a full disk
-            mend_end(self._file.fileno(), os.fstat(self._file.fileno()).st_size, b"{")
+            mend_end(self._file.fileno(), b"{")
         self._traffic = traffic
         self.is_on = file is not None or traffic is not None
         self._lines = bytearray()

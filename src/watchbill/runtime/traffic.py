@@ -124,7 +124,7 @@ class Traffic:
         path = self._next(files) if is_new else files[-1]
         fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            mend_end(fd, os.fstat(fd).st_size, b"{")
+            mend_end(fd, b"{")
             write_all(fd, head + lines if is_new and not lines.startswith(head) else lines)
         finally:
             os.close(fd)

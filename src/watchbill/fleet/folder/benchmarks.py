@@ -8,12 +8,10 @@ A card without an agent has a folder of its own, named after its host and device
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
-from watchbill.files.atomic import NotAFile
-from watchbill.fleet import limits
 from watchbill.fleet.folder import places
 from watchbill.fleet.folder.disk import Disk
 from watchbill.fleet.folder.heartbeat import Heartbeat
-from watchbill.fleet.folder.values import Fields, encode, fields_of
+from watchbill.fleet.folder.values import Fields, encode, fields_at
 from watchbill.names import file_stem
 
 __all__ = ["Benchmark", "keep_benchmark", "read_benchmarks"]
@@ -67,9 +65,7 @@ def read_benchmarks(disk: Disk) -> dict[str, Benchmark]:
     """The last benchmark of each card, by the name of its agent. A file that makes no sense is passed over."""
     found: dict[str, Benchmark] = {}
     for folder in disk.names(places.GPUS):
-        try:
-            content = disk.read(f"{places.GPUS}/{folder}/{_FILE}", limits.FLEET_FILE_BYTES_MAX)
-            found[folder.replace("_", "-")] = Benchmark.of(fields_of(content))
-        except (FileNotFoundError, PermissionError, NotAFile, ValueError):
-            continue
+        fields = fields_at(disk, f"{places.GPUS}/{folder}/{_FILE}")
+        if fields is not None:
+            found[folder.replace("_", "-")] = Benchmark.of(fields)
     return found

@@ -12,14 +12,13 @@ one from the future or of last year changes nothing.
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from watchbill.files.atomic import NotAFile
 from watchbill.files.host import boot_id, start_time
 from watchbill.fleet import limits
 from watchbill.fleet.folder import places
 from watchbill.fleet.folder.agent_report import HELD, STOPPED, AgentReport
 from watchbill.fleet.folder.disk import Disk
 from watchbill.fleet.folder.headway import Headway
-from watchbill.fleet.folder.values import Fields, encode, fields_of
+from watchbill.fleet.folder.values import Fields, encode, fields_at
 
 __all__ = [
     "Heartbeat", "Kernel", "Pulse", "Sighting", "Watcher", "heartbeats", "kernel_says", "read_heartbeat",
@@ -97,11 +96,8 @@ def write_heartbeat(disk: Disk, agent: str, heartbeat: Heartbeat) -> None:
 
 def read_heartbeat(disk: Disk, agent: str) -> Heartbeat | None:
     """The last heartbeat of an agent; None where there is none that can be read."""
-    try:
-        fields = fields_of(disk.read(places.heartbeat_path(agent), limits.FLEET_FILE_BYTES_MAX))
-    except (FileNotFoundError, PermissionError, ValueError, NotAFile):
-        return None
-    return Heartbeat(Pulse.of(fields), AgentReport.of(fields))
+    fields = fields_at(disk, places.heartbeat_path(agent))
+    return None if fields is None else Heartbeat(Pulse.of(fields), AgentReport.of(fields))
 
 
 def heartbeats(disk: Disk) -> dict[str, Heartbeat]:

@@ -7,7 +7,11 @@ import json
 from collections.abc import Mapping
 from typing import cast
 
-__all__ = ["Fields", "encode", "fields_of"]
+from watchbill.files.atomic import NotAFile
+from watchbill.fleet import limits
+from watchbill.fleet.folder.disk import Disk
+
+__all__ = ["Fields", "encode", "fields_at", "fields_of"]
 
 
 class Fields:
@@ -48,6 +52,14 @@ class Fields:
     def all(self) -> Mapping[str, object]:
         """The object as it was read."""
         return self._values
+
+
+def fields_at(disk: Disk, path: str, bytes_max: int = limits.FLEET_FILE_BYTES_MAX) -> Fields | None:
+    """The JSON object of a file in the shared folder. None where there is none, or none that this user may read."""
+    try:
+        return fields_of(disk.read(path, bytes_max))
+    except (FileNotFoundError, PermissionError, NotAFile, ValueError):
+        return None
 
 
 def fields_of(data: bytes) -> Fields:

@@ -19,12 +19,11 @@ hung between its look and its file may so create a number again that was taken a
 import re
 from dataclasses import dataclass
 
-from watchbill.files.atomic import NotAFile
 from watchbill.fleet import limits
 from watchbill.fleet.folder import places
 from watchbill.fleet.folder.disk import Disk
 from watchbill.fleet.folder.heartbeat import Kernel, Pulse, Watcher
-from watchbill.fleet.folder.values import Fields, encode, fields_of
+from watchbill.fleet.folder.values import Fields, encode, fields_at
 
 __all__ = [
     "Incumbent", "Office", "Superseded", "announce", "is_taken", "may_still_act", "refuse_if_replaced",
@@ -138,10 +137,7 @@ def announce(disk: Disk, epoch: int, host: str, pulse: Pulse, *, waits: bool = F
 
 
 def _announced(disk: Disk) -> Fields | None:
-    try:
-        return fields_of(disk.read(places.COORDINATOR, limits.FLEET_FILE_BYTES_MAX))
-    except (FileNotFoundError, PermissionError, ValueError, NotAFile):
-        return None
+    return fields_at(disk, places.COORDINATOR)
 
 
 def _taken(disk: Disk) -> list[int]:

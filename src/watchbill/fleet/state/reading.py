@@ -12,7 +12,7 @@ from watchbill.fleet import limits
 from watchbill.fleet.folder import places
 from watchbill.fleet.folder.disk import Disk, FolderDisk, is_of_the_path
 from watchbill.fleet.folder.record import Tail, read_whole
-from watchbill.fleet.folder.values import Fields, fields_of
+from watchbill.fleet.folder.values import Fields, fields_at
 from watchbill.fleet.state.entries import decode
 from watchbill.fleet.state.journal import believed
 from watchbill.fleet.state.ledger import Ledger
@@ -130,10 +130,7 @@ def was_cancelled_unopened(disk: FolderDisk, batch: str) -> bool:
 
 
 def _refused(disk: FolderDisk, file: str) -> Fields:
-    try:
-        return fields_of(disk.read(f"{places.REFUSED}/{file}", limits.FLEET_FILE_BYTES_MAX))
-    except (FileNotFoundError, PermissionError, ValueError, NotAFile):
-        return Fields({})
+    return fields_at(disk, f"{places.REFUSED}/{file}") or Fields({})
 
 
 class Follower:

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from watchbill.errors import OursError
-from watchbill.files.atomic import NotAFile
 from watchbill.files.host import boot_id
 from watchbill.fleet import limits
 from watchbill.fleet.folder import places
@@ -16,7 +15,7 @@ from watchbill.fleet.folder.board import Board
 from watchbill.fleet.folder.disk import FolderDisk
 from watchbill.fleet.folder.heartbeat import Heartbeat, Pulse, heartbeats, kernel_says
 from watchbill.fleet.folder.requests import has_request
-from watchbill.fleet.folder.values import fields_of
+from watchbill.fleet.folder.values import fields_at
 from watchbill.fleet.permissions.rules import SandboxRules
 from watchbill.fleet.permissions.ruling import load_book
 from watchbill.fleet.state.ledger import Ledger
@@ -57,9 +56,8 @@ class CoordinatorView:
 
 def coordinator_of(disk: FolderDisk) -> CoordinatorView:
     """The present coordinator, as far as a single look can tell."""
-    try:
-        fields = fields_of(disk.read(places.COORDINATOR, limits.FLEET_FILE_BYTES_MAX))
-    except (FileNotFoundError, PermissionError, ValueError, NotAFile):
+    fields = fields_at(disk, places.COORDINATOR)
+    if fields is None:
         return CoordinatorView()
     pulse = Pulse.of(fields)
     is_dead, silent_ms = _is_known_dead(pulse), disk.age_ms(places.COORDINATOR)
@@ -175,9 +173,8 @@ class BatchView:
 def _without_journal(disk: FolderDisk, place: BatchPlace) -> BatchProgress:
     """A batch that no coordinator has opened, or that retention has reduced to its summary."""
     refusal = refusal_of(disk, f"{place.batch}.json")
-    try:
-        fields = fields_of(disk.read(f"{place.folder}/RUN_SUMMARY.json", limits.SLIP_BYTES_MAX))
-    except (FileNotFoundError, PermissionError, ValueError, NotAFile):
+    fields = fields_at(disk, f"{place.folder}/RUN_SUMMARY.json", limits.SLIP_BYTES_MAX)
+    if fields is None:
         state = BatchState.REFUSED if refusal else _submitted(disk, place.batch)
         if was_cancelled_unopened(disk, place.batch):
             state = BatchState.CANCELLED
